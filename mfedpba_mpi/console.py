@@ -1,0 +1,30 @@
+"""What people see: plain sentences and small tables, one look everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mfedpba_mpi.comm.launcher import on_terminal
+
+
+def console() -> Console:
+    """A console that wraps at the terminal's width, or at 120 columns where there is none."""
+    terminal = on_terminal()
+    return Console(force_terminal=terminal, width=None if terminal else 120, highlight=False)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+    """A small table; columns whose every cell is a number (or starts like one) are set to the right."""
+    body = [[str(cell) for cell in row] for row in rows]
+    result = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, header in enumerate(headers):
+        cells = [row[i] for row in body if row[i]]
+        numeric = bool(cells) and all(cell.lstrip("+-")[:1].isdigit() for cell in cells)
+        result.add_column(header, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        result.add_row(*(cell.replace("[", r"\[") for cell in row))
+    return result

@@ -1,0 +1,108 @@
+"""Declaring and checking settings: one description serves the command line, the TOML file and the error messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mfedpba_mpi.errors import UserError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    choices: Iterable[str] = (),
+    group: str = "",
+) -> Any:
+    """A dataclass field that knows its meaning and its range (low <= value <= high, value > above)."""
+    metadata = {"help": help, "low": low, "above": above, "high": high, "choices": tuple(choices), "group": group}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` where something known is close to `name`, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the near match and the whole list."""
+    known = sorted(known)
+    return UserError(f"unknown {kind} '{name}'{nearest(name, known)}; choose from: {', '.join(known)}")
+
+
+def fields_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    """The declared settings of a dataclass by name."""
+    return {f.name: f for f in dataclasses.fields(cls)}
+
+
+def kind_of(cls: type, name: str) -> tuple[type, bool]:
+    """(type, may be None) of a setting; a tuple setting gives its element type's tuple, e.g. ``tuple[int, ...]``."""
+    hint = typing.get_type_hints(cls)[name]
+    if isinstance(hint, types.UnionType):
+        inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return inner[0], True
+    return hint, False
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    """`value` as `kind`, from a TOML value or a command-line string; ValueError or TypeError where it is not one."""
+    if typing.get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        element = typing.get_args(kind)[0]
+        return tuple(_convert(element, item.strip() if isinstance(item, str) else item) for item in items if item != "")
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+    if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+        raise TypeError
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return kind(value)
+
+
+def check(cls: type, name: str, value: Any, where: str = "") -> Any:
+    """`value` as the type of the setting `cls.name` and inside its range, or a UserError that says what is allowed."""
+    spec = fields_of(cls)[name].metadata
+    kind, optional = kind_of(cls, name)
+    label = f"{where}{name}" if where else name.replace("_", "-")
+    if value is None and optional:
+        return None
+    try:
+        result = _convert(kind, value)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+        wanted = words.get(kind, "a comma-separated list")
+        raise UserError(f"{label}: expected {wanted}, got {value!r}") from None
+    for item in result if isinstance(result, tuple) else (result,):
+        if spec["choices"] and item not in spec["choices"]:
+            known = ", ".join(spec["choices"])
+            raise UserError(f"{label}: '{item}' is not one of {known}{nearest(str(item), spec['choices'])}")
+        if isinstance(item, (int, float)) and not isinstance(item, bool) and not _inside(item, spec):
+            raise UserError(f"{label}: {item} is out of range; allowed: {_range(spec)}")
+    return result
+
+
+def _inside(value: float, spec: Mapping[str, Any]) -> bool:
+    return (
+        math.isfinite(value)
+        and (spec["low"] is None or value >= spec["low"])
+        and (spec["above"] is None or value > spec["above"])
+        and (spec["high"] is None or value <= spec["high"])
+    )
+
+
+def _range(spec: Mapping[str, Any]) -> str:
+    low = f">= {spec['low']}" if spec["low"] is not None else f"> {spec['above']}" if spec["above"] is not None else ""
+    high = f"<= {spec['high']}" if spec["high"] is not None else ""
+    return " and ".join(part for part in (low, high) if part) or "finite numbers"
