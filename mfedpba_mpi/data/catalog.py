@@ -1,0 +1,91 @@
+"""What each dataset is: samples, classes and modalities, without any of its values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mfedpba_mpi.errors import UserError
+
+TYPES = {
+    "I": "image",
+    "L": "language",
+    "A": "audio",
+    "T": "time series",
+}  # decide which extractor families may be drawn
+
+
+@dataclass(frozen=True)
+class Modality:
+    """One feature vector per sample: `width` numbers of a type (a key of TYPES)."""
+
+    name: str
+    type: str
+    width: int
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """N samples of C classes, each seen through the same M modalities."""
+
+    name: str
+    samples: int
+    classes: int
+    modalities: tuple[Modality, ...]
+    note: str = ""
+
+
+def _dataset(name: str, samples: int, classes: int, views: str, note: str, sparse: bool = False) -> Dataset:
+    """A catalog entry; `views` reads ``name:type:width ...``."""
+    parts = [view.split(":") for view in views.split()]
+    return Dataset(name, samples, classes, tuple(Modality(n, t, int(w), sparse) for n, t, w in parts), note)
+
+
+CATALOG: dict[str, Dataset] = {
+    entry.name: entry
+    for entry in (
+        _dataset("caltech101", 9144, 102, "I1:I:1984 I2:I:512 I3:I:928", "Caltech-101 images: HOG, GIST, LBP."),
+        _dataset(
+            "reuters",
+            18758,
+            6,
+            "L1:L:21531 L2:L:24892 L3:L:34251 L4:L:15506 L5:L:11547",
+            "Reuters multilingual news: TF-IDF of the English, French, German, Italian and Spanish texts.",
+            sparse=True,
+        ),
+        _dataset(
+            "nus-wide",
+            5000,
+            10,
+            "I1:I:64 I2:I:144 I3:I:225 L:L:500",
+            "NUS-WIDE web images: colour histogram, correlogram, colour moments, bag of words.",
+        ),
+        _dataset(
+            "youtube",
+            2000,
+            10,
+            "I1:I:2000 I2:I:1024 T:T:64 A1:A:512 A2:A:64 A3:A:647",
+            "YouTube video games. The labels are the paper's; UCI names these widths, in this order, audio_mfcc, "
+            "audio_spectrogram_stream, audio_volume_stream, vision_cuboids_histogram, vision_hist_motion_estimate, "
+            "vision_hog_features.",
+        ),
+        _dataset(
+            "mfeat",
+            2000,
+            10,
+            "fou:I:76 fac:I:216 kar:I:64 pix:I:240 zer:I:47 mor:I:6",
+            "UCI Multiple Features: six views of handwritten digits (Fourier, profile correlations, Karhunen-Loeve, "
+            "pixels, Zernike moments, morphology).",
+        ),
+    )
+}
+
+
+def check_name(name: str) -> str:
+    """`name` if it is a safe file name (letters, digits, ``-``, ``_``, ``.``), else a UserError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(
+            f"'{name}' cannot name a dataset; use letters, digits, '-', '_' and '.', starting with a letter or digit"
+        )
+    return name

@@ -1,0 +1,113 @@
+"""Shards: the values of one store dealt out by one partition, so that a rank reads only what its clients own.
+
+One HDF5 file, client-major; the rows of a client are its training rows, then its test rows::
+
+    /                 attributes: format "mfedpba-shards", version 1, key (what it was made of), classes
+    /offsets          (K+1,) int64: client k has rows offsets[k] .. offsets[k+1]-1 of labels and rows
+    /train            (K,) int64: how many of them are training rows
+    /owned            (K, M) bool: M_k
+    /labels, /rows    (n,) int64: class, and row number in the store
+    /modalities/m     the rows of the clients that own m, one client after the other: dense or CSR as in the store
+        offsets       (K+1,) int64 into them; of length zero for a client that does not own m
+
+A chunk is about half a client (16 kB to 1 MB), so a client touches few chunks and reads little beside its own rows.
+There is nothing per client but rows, so thousands of clients cost nothing extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mfedpba_mpi.data.partition import Partition
+from mfedpba_mpi.data.store import FeatureStore, Values, get_rows, plain, put, put_rows, reading, replacing, text
+from mfedpba_mpi.errors import UserError
+
+FORMAT, VERSION = "mfedpba-shards", 1
+SMALLEST_CHUNK, LARGEST_CHUNK = 2**14, 2**20
+REMEDY = "delete it, the next run makes it again"
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What client k holds: n rows, training rows first; `values` is float32 (n, width) for each m in M_k."""
+
+    labels: np.ndarray
+    n_train: int
+    values: dict[int, Values]
+
+
+def write_shards(path: Path, store: FeatureStore, partition: Partition, key: str) -> None:
+    """Deal the values of `store` out, with one modality in memory at a time; all or nothing."""
+    rows = [np.concatenate(pair) for pair in zip(partition.train, partition.test, strict=True)]
+    sizes = np.array([len(r) for r in rows])
+    owned = np.zeros((len(rows), len(store.info.modalities)), bool)
+    for k, own in enumerate(partition.modalities):
+        owned[k, list(own)] = True
+    order = np.concatenate(rows).astype(np.int64)
+    with replacing(Path(path), FORMAT, VERSION) as file:
+        file.attrs.update(key=text(key), classes=store.info.classes)
+        small = {
+            "offsets": _offsets(sizes),
+            "train": np.array([len(t) for t in partition.train], np.int64),
+            "owned": owned,
+            "labels": store.labels()[order],
+            "rows": order,
+        }
+        for name, array in small.items():
+            put(file, name, array, SMALLEST_CHUNK)
+        for m in np.flatnonzero(owned.any(axis=0)).tolist():
+            group = file.create_group(f"modalities/{m}")
+            put(group, "offsets", _offsets(sizes * owned[:, m]), SMALLEST_CHUNK)
+            values = store.modality(m)[order[np.repeat(owned[:, m], sizes)]]
+            half = values.data.nbytes // (2 * int(owned[:, m].sum()))
+            put_rows(group, values, int(np.clip(half, SMALLEST_CHUNK, LARGEST_CHUNK)))
+
+
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def read_clients(path: Path, clients: Iterable[int]) -> list[ClientData]:
+    """The data of some clients, with one opening of the file; any number of processes may do so at once."""
+    with reading(path, FORMAT, VERSION, REMEDY) as file:
+        offsets, train, owned = (file[name][()] for name in ("offsets", "train", "owned"))
+        starts = {m: file[f"modalities/{m}/offsets"][()] for m in np.flatnonzero(owned.any(axis=0)).tolist()}
+        result = []
+        for k in clients:
+            labels = file["labels"][offsets[k] : offsets[k + 1]]
+            values = {
+                m: get_rows(file[f"modalities/{m}"], starts[m][k], starts[m][k + 1]).astype(np.float32, copy=False)
+                for m in np.flatnonzero(owned[k]).tolist()
+            }
+            result.append(ClientData(labels, int(train[k]), values))
+        return result
+
+
+def read_client(path: Path, k: int) -> ClientData:
+    """The data of client k."""
+    return read_clients(path, [k])[0]
+
+
+def read_partition(path: Path) -> Partition:
+    """The partition that the file was made with."""
+    with reading(path, FORMAT, VERSION, REMEDY) as file:
+        offsets, train, owned, rows = (file[name][()] for name in ("offsets", "train", "owned", "rows"))
+    middle = offsets[:-1] + train
+    return Partition(
+        tuple(tuple(np.flatnonzero(own).tolist()) for own in owned),
+        tuple(rows[a:b] for a, b in zip(offsets[:-1], middle, strict=True)),
+        tuple(rows[a:b] for a, b in zip(middle, offsets[1:], strict=True)),
+    )
+
+
+def has_shards(path: Path, key: str) -> bool:
+    """Whether a readable file made under this key is there."""
+    try:
+        with reading(path, FORMAT, VERSION, REMEDY) as file:
+            return plain(file.attrs["key"]) == key
+    except UserError:
+        return False

@@ -1,0 +1,182 @@
+"""The feature store keeps what it is given, and says so when it cannot."""
+
+import os
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix, random_array
+
+from mfedpba_mpi.data import store as store_module
+from mfedpba_mpi.data.catalog import Dataset, Modality
+from mfedpba_mpi.data.store import FeatureStore, locate, write_store
+from mfedpba_mpi.errors import UserError
+
+N = 40
+INFO = Dataset("toy", N, 3, (Modality("a", "I", 5), Modality("b", "L", 300, sparse=True)), "A toy.")
+
+
+def contents() -> tuple[np.ndarray, list[np.ndarray | csr_matrix]]:
+    rng = np.random.default_rng(0)
+    text = csr_matrix(random_array((N, 300), density=0.02, rng=rng, dtype=np.float32))
+    return np.arange(N) % 3, [rng.standard_normal((N, 5)).astype(np.float32), text]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.h5"
+    write_store(path, INFO, *contents(), "real", {"source": "dice"}, ["x", "y", "ü"])
+    return path
+
+
+def test_everything_comes_back(path: Path) -> None:
+    labels, (dense, sparse) = contents()
+    store = FeatureStore(path)
+    assert store.info == INFO
+    assert (store.origin, store.provenance, store.class_names) == ("real", {"source": "dice"}, ("x", "y", "ü"))
+    np.testing.assert_array_equal(store.labels(), labels)
+    assert store.labels().dtype == np.int64
+    np.testing.assert_array_equal(store.modality(0), dense)
+    assert (store.modality(1) != sparse).nnz == 0
+
+
+@pytest.mark.parametrize(("given", "kept"), [("float16", "float16"), ("float32", "float32"), ("float64", "float32")])
+def test_dense_precision_is_kept_up_to_float32(tmp_path: Path, given: str, kept: str) -> None:
+    labels, (dense, _) = contents()
+    info = Dataset("toy", N, 3, INFO.modalities[:1])
+    write_store(tmp_path / "toy.h5", info, labels, [dense.astype(given)], "real", {})
+    assert FeatureStore(tmp_path / "toy.h5").modality(0).dtype == kept
+
+
+def test_an_all_zero_sparse_modality_is_fine(tmp_path: Path) -> None:
+    info = Dataset("toy", N, 3, INFO.modalities[1:])
+    write_store(tmp_path / "toy.h5", info, contents()[0], [csr_matrix((N, 300))], "real", {})
+    assert FeatureStore(tmp_path / "toy.h5").modality(0).nnz == 0
+
+
+def test_the_fingerprint_follows_the_values_and_not_the_provenance(path: Path, tmp_path: Path) -> None:
+    labels, values = contents()
+    other = tmp_path / "other.h5"
+    write_store(other, INFO, labels, values, "real", {"source": "coins"}, ["x", "y", "ü"])
+    assert FeatureStore(other).fingerprint == FeatureStore(path).fingerprint
+    values[0][3, 3] += 1
+    write_store(other, INFO, labels, values, "real", {}, ["x", "y", "ü"])
+    assert FeatureStore(other).fingerprint != FeatureStore(path).fingerprint
+
+
+def _spoil_labels(labels: np.ndarray, values: list) -> None:
+    labels[0] = 3
+
+
+def _spoil_dense(labels: np.ndarray, values: list) -> None:
+    values[0][0, 0] = np.nan
+
+
+def _spoil_sparse(labels: np.ndarray, values: list) -> None:
+    values[1].data[0] = np.inf
+
+
+def _drop_rows(labels: np.ndarray, values: list) -> None:
+    values[0] = values[0][:-1]
+
+
+def _drop_modality(labels: np.ndarray, values: list) -> None:
+    values.pop()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_spoil_labels, "expected numbers in 0..2, got 0..3"),
+        (_spoil_dense, "modality a of toy: NaN or infinite"),
+        (_spoil_sparse, "modality b of toy: NaN or infinite"),
+        (_drop_rows, "expected 40 x 5 values, got (39, 5)"),
+        (_drop_modality, "expected 2 modalities, got 1"),
+    ],
+)
+def test_bad_contents_are_refused_and_leave_no_file(tmp_path: Path, spoil, message: str) -> None:
+    labels, values = contents()
+    spoil(labels, values)
+    with pytest.raises(UserError, match=re.escape(message)):
+        write_store(tmp_path / "toy.h5", INFO, labels, values, "real", {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_write_leaves_what_was_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_store(path, INFO, *contents(), "real", {})
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["toy.h5"]
+
+
+def test_a_place_one_cannot_write_to_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        write_store(tmp_path / "file" / "toy.h5", INFO, *contents(), "real", {})
+
+
+def test_a_flipped_byte_never_gives_wrong_data(path: Path) -> None:
+    """Whatever byte flips, reading is an error or gives the right values."""
+    labels, (dense, sparse) = contents()
+    good = path.read_bytes()
+    detected = 0
+    flips = range(0, len(good), 97)
+    for position in flips:
+        bad = bytearray(good)
+        bad[position] ^= 0x10
+        path.write_bytes(bad)
+        try:
+            store = FeatureStore(path)
+            found, first, second = store.labels(), store.modality(0), store.modality(1)
+        except UserError:
+            detected += 1
+            continue
+        np.testing.assert_array_equal(found, labels)
+        np.testing.assert_array_equal(first, dense)
+        assert (second != sparse).nnz == 0
+    assert detected > len(flips) // 4  # the rest hit unused space and what reading does not need
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_a_user_error_that_names_it(path: Path, share: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(UserError, match=re.escape(str(path))) as caught:
+        FeatureStore(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_foreign_and_missing_files_are_user_errors(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["X0"] = np.zeros((3, 2))
+    with pytest.raises(UserError, match="not of the format mfedpba-features"):
+        FeatureStore(tmp_path / "foreign.h5")
+    with pytest.raises(UserError, match="does not exist"):
+        FeatureStore(tmp_path / "missing.h5")
+    with pytest.raises(UserError, match="cannot be read"):
+        FeatureStore(tmp_path)
+
+
+def test_another_version_is_refused(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs["version"] = 2
+    with pytest.raises(UserError, match="has version 2 of its format, this program reads 1"):
+        FeatureStore(path)
+
+
+def test_real_data_come_before_the_stand_in(tmp_path: Path) -> None:
+    assert locate("toy", tmp_path) is None
+    (tmp_path / "synthetic").mkdir()
+    for place in (tmp_path / "synthetic" / "toy.h5", tmp_path / "toy.h5"):
+        place.touch()
+        assert locate("toy", tmp_path) == place
+    assert locate(str(tmp_path / "toy.h5"), Path("elsewhere")) == tmp_path / "toy.h5"
+    with pytest.raises(UserError, match="cannot name a dataset"):
+        locate("../toy", tmp_path)
