@@ -1,0 +1,1 @@
+"""The networks a client trains, and its rows as those networks read them."""

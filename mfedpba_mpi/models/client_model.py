@@ -1,0 +1,50 @@
+"""A client's network: one extractor per owned modality, one classifier, and how the features are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.models.extractors import build_extractor, has_batchnorm
+from mfedpba_mpi.models.inputs import SparseRows
+
+Rows = Tensor | SparseRows  # a batch of one modality, (B, width)
+
+
+class ClientModel(nn.Module):
+    """Extractors f_k^m : x^m -> (B, d) and classifier h_k.
+
+    Parameters
+    ----------
+    fusion : ``sum`` classifies the sum of the features, ``concat`` their concatenation, ``separate`` each of them on
+        its own, so that an item to classify is a pair (sample, modality).
+    """
+
+    def __init__(
+        self, modalities: Sequence[Modality], architectures: Sequence[Architecture], d: int, classes: int, fusion: str
+    ):
+        super().__init__()
+        self.fusion = fusion
+        self.extractors = nn.ModuleList(
+            build_extractor(architecture, modality, d)
+            for architecture, modality in zip(architectures, modalities, strict=True)
+        )
+        self.classifier = nn.Linear(d * len(modalities) if fusion == "concat" else d, classes)
+        self.has_batchnorm = has_batchnorm(self)
+
+    def features(self, xs: Sequence[Rows]) -> Tensor:
+        """Z (|M_k|, B, d), one slice per owned modality."""
+        return torch.stack([extractor(x) for extractor, x in zip(self.extractors, xs, strict=True)])
+
+    def logits(self, Z: Tensor) -> Tensor:
+        """Items' logits (items, B, C): one item a sample, or |M_k| of them for ``separate``."""
+        if self.fusion == "sum":
+            Z = Z.sum(0, keepdim=True)
+        elif self.fusion == "concat":
+            Z = Z.transpose(0, 1).flatten(1).unsqueeze(0)
+        return F.linear(Z, self.classifier.weight, self.classifier.bias)

@@ -1,0 +1,129 @@
+"""A client's rows as training reads them: normalised, resident on the device, cut into batches without copies.
+
+Every tensor is allocated by torch (64-byte aligned) rather than borrowed from NumPy, because the bits of some kernels
+depend on alignment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from mfedpba_mpi.errors import UserError
+
+NORMALISATIONS = ("standard", "none")
+
+
+@dataclass
+class DenseRows:
+    """All rows of one modality of one client, a tensor (N, width)."""
+
+    values: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: np.ndarray) -> DenseRows:
+        """The given rows, in that order, as a copy."""
+        return DenseRows(self.values.index_select(0, torch.tensor(rows, device=self.values.device)))
+
+    def batch(self, start: int, stop: int) -> Tensor:
+        """Rows start to stop, a view (stop - start, width)."""
+        return self.values[start:stop]
+
+
+@dataclass
+class SparseRows:
+    """Rows in CSR form: row i has `values` at the columns `indices`, both from offsets[i] to offsets[i + 1].
+
+    indices (nnz,) int64, values (nnz,) float32, offsets (B + 1,) int64. `bounds` is the host's copy of the offsets, for
+    cutting batches without waiting for the device.
+    """
+
+    indices: Tensor
+    values: Tensor
+    offsets: Tensor
+    width: int
+    bounds: np.ndarray = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def to(self, device: torch.device | str) -> SparseRows:
+        """The same rows on another device."""
+        return SparseRows(
+            self.indices.to(device), self.values.to(device), self.offsets.to(device), self.width, self.bounds
+        )
+
+    def take(self, rows: np.ndarray) -> SparseRows:
+        """The given rows, in that order, as a copy."""
+        first, counts = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        order = torch.tensor(np.arange(bounds[-1]) + np.repeat(first - bounds[:-1], counts), device=self.values.device)
+        offsets = torch.tensor(bounds, device=self.values.device)
+        return SparseRows(self.indices[order], self.values[order], offsets, self.width, bounds)
+
+    def batch(self, start: int, stop: int) -> SparseRows:
+        """Rows start to stop, as views."""
+        bounds = self.bounds[start : stop + 1]
+        entries = slice(bounds[0], bounds[-1])
+        offsets = self.offsets[start : stop + 1] - int(bounds[0])
+        return SparseRows(self.indices[entries], self.values[entries], offsets, self.width, bounds - bounds[0])
+
+    def dense(self) -> Tensor:
+        """The rows as a tensor (B, width)."""
+        starts = torch.arange(len(self), device=self.values.device) * self.width
+        places = starts.repeat_interleave(self.offsets.diff(), output_size=len(self.indices)) + self.indices
+        return self.values.new_zeros(len(self) * self.width).index_copy_(0, places, self.values).view(-1, self.width)
+
+
+def modality_rows(
+    matrix: np.ndarray | sp.csr_matrix | sp.csr_array,
+    n_train: int,
+    normalisation: str = "standard",
+    device: torch.device | str = "cpu",
+) -> DenseRows | SparseRows:
+    """One client's rows of one modality (N, width), training rows first, normalised and on the device.
+
+    ``standard`` standardises dense columns by the first `n_train` rows and gives sparse rows one length.
+    """
+    if normalisation not in NORMALISATIONS:
+        raise UserError(f"unknown normalisation {normalisation!r}; choose from {', '.join(NORMALISATIONS)}")
+    if sp.issparse(matrix):
+        matrix = sp.csr_array(matrix, dtype=np.float64, copy=True)
+        matrix.sum_duplicates()
+        values = scale_rows(matrix) if normalisation == "standard" else matrix.data
+        bounds = matrix.indptr.astype(np.int64)
+        rows = SparseRows(
+            torch.tensor(matrix.indices, dtype=torch.int64),
+            torch.tensor(values, dtype=torch.float32),
+            torch.tensor(bounds),
+            matrix.shape[1],
+            bounds,
+        )
+        return rows.to(device)
+    values = standardise(matrix, n_train) if normalisation == "standard" else matrix
+    return DenseRows(torch.tensor(values, dtype=torch.float32, device=device))
+
+
+def standardise(matrix: np.ndarray, n_train: int) -> np.ndarray:
+    """Columns to mean 0 and deviation 1 over the first `n_train` rows, in float64; constant ones are only centred."""
+    matrix = matrix.astype(np.float64)
+    train = matrix[:n_train]
+    deviation = np.where(np.ptp(train, axis=0) > 0, train.std(axis=0), 1.0)
+    return (matrix - train.mean(axis=0)) / deviation
+
+
+def scale_rows(matrix: sp.csr_array) -> np.ndarray:
+    """The stored values (nnz,) with every row divided by its L2 norm and times sqrt(width) / 2; zero rows stay.
+
+    Columns of deviation 1 give rows of length sqrt(width). Rows of length 1 are too faint for plain SGD at the usual
+    rates: on Reuters (450 documents, 50 epochs at 0.005) a DNN stays at chance, at half of sqrt(width) it reaches 68 %.
+    """
+    norms = np.sqrt(matrix.multiply(matrix).sum(axis=1))
+    factors = np.sqrt(matrix.shape[1]) / 2 / np.where(norms > 0, norms, 1.0)
+    return matrix.data * np.repeat(factors, np.diff(matrix.indptr))

@@ -1,0 +1,141 @@
+"""The extractor families: shapes, gradients, and the sparse first layer against a dense one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.models.architecture import FAMILIES, Architecture, sample_architecture
+from mfedpba_mpi.models.extractors import SparseLinear, build_extractor, has_batchnorm
+from mfedpba_mpi.models.inputs import SparseRows, modality_rows
+
+D = 24
+
+
+def example(family: str, n: int, width: int, sparse: bool = False) -> tuple[Architecture, Modality]:
+    channels = {"CNN1D": (8,) * (n - 1) + (16,), "CNN2D": (8,) * (n - 1) + (16,), "TextCNN": (8,)}.get(family, ())
+    return Architecture(family, (64,) * (n - 1) + (32,), channels), Modality("x", FAMILIES[family][0], width, sparse)
+
+
+def sparse_rows(rows: int, width: int, nonzeros: int = 20) -> SparseRows:
+    rng = np.random.default_rng(0)
+    columns = np.concatenate([rng.choice(width, nonzeros, replace=False) for _ in range(rows)])
+    values = rng.random(rows * nonzeros, np.float32)
+    matrix = sp.csr_array((values, columns, np.arange(rows + 1) * nonzeros), shape=(rows, width))
+    return modality_rows(matrix, rows).batch(0, rows)
+
+
+@pytest.mark.parametrize("width", [6, 64, 240, 2000])
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_and_gradients(family: str, n: int, width: int) -> None:
+    torch.manual_seed(0)
+    model = build_extractor(*example(family, n, width), D)
+    output = model(torch.randn(12, width))
+    assert output.shape == (12, D)
+    output.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
+        if not name.endswith("branch.0.bias"):  # BatchNorm takes the mean away again
+            assert bool(parameter.grad.any()), name
+    model.eval()
+    assert model(torch.randn(1, width)).shape == (1, D)
+
+
+@pytest.mark.parametrize("family", ["DNN", "CNN1D", "TextCNN"])
+@pytest.mark.parametrize("width", [2000, 34251])
+def test_wide_sparse_rows(family: str, width: int) -> None:
+    model = build_extractor(*example(family, 3, width, sparse=True), D)
+    assert model(sparse_rows(12, width)).shape == (12, D)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_draw_builds(family: str) -> None:
+    rng = np.random.default_rng(0)
+    for width in (6, 47, 76, 216, 647):
+        modality = Modality("x", FAMILIES[family][0], width, False)
+        model = build_extractor(sample_architecture(rng, modality, (family,)), modality, D)
+        assert model(torch.zeros(2, width)).shape == (2, D)
+        assert has_batchnorm(model) == (family == "Resmodel")
+
+
+def step(model: nn.Module, x: Tensor | SparseRows) -> None:
+    """One step of plain SGD on some loss."""
+    loss = (model(x) - torch.linspace(-1, 1, D)).square().sum()
+    with torch.no_grad():
+        parameters = list(model.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.add_(gradient, alpha=-0.01)
+
+
+@pytest.mark.parametrize("family", ["DNN", "Resmodel"])
+def test_sparse_first_layer_is_the_dense_one(family: str) -> None:
+    """Same weights: same features, and same weights after SGD steps in which rows share words."""
+    torch.manual_seed(0)
+    sparse, dense = (build_extractor(*example(family, 2, 60, kind), D).double() for kind in (True, False))
+    weights = sparse.state_dict()
+    weights["0.weight"] = weights["0.weight"].T
+    dense.load_state_dict(weights)
+    rows = sparse_rows(12, 60)
+    rows.values = rows.values.double()
+    torch.testing.assert_close(sparse(rows), dense(rows.dense()))
+    for _ in range(2):
+        step(sparse, rows)
+        step(dense, rows.dense())
+    for (name, a), (_, b) in zip(sparse.named_parameters(), dense.named_parameters(), strict=True):
+        torch.testing.assert_close(a.T if name == "0.weight" else a, b)
+
+
+def test_sparse_gradient_touches_only_the_words_in_use() -> None:
+    layer = SparseLinear(500, 8)
+    rows = sparse_rows(4, 500)
+    before = layer.weight.detach().clone()
+    (gradient,) = torch.autograd.grad(layer(rows).sum(), [layer.weight])
+    assert gradient.is_sparse
+    with torch.no_grad():
+        layer.weight.add_(gradient, alpha=-1.0)
+    changed = (layer.weight != before).any(1).nonzero().flatten()
+    assert set(changed.tolist()) == set(rows.indices.tolist())
+
+
+@pytest.mark.parametrize("width", [128, 2048])
+def test_pooling_is_adaptive_where_lengths_divide(width: int) -> None:
+    """The CNN1D of the paper's table, literally: Conv1d, ReLU, AdaptiveMaxPool1d, with the same weights."""
+    torch.manual_seed(0)
+    model = build_extractor(*example("CNN1D", 3, width), D)
+    x = torch.randn(5, width)
+    y = x.unsqueeze(1)
+    for layer, length in zip([m for m in model if isinstance(m, nn.Conv2d)], (128, 64, 32), strict=True):
+        y = F.pad(y, (layer.padding[1], layer.padding[1]))
+        y = F.conv1d(y, layer.weight.squeeze(2), layer.bias, layer.stride[1]).relu()
+        y = F.adaptive_max_pool1d(y, length)
+    y = y.flatten(1)
+    for layer in [m for m in model if isinstance(m, nn.Linear)][:-1]:
+        y = layer(y).relu()
+    torch.testing.assert_close(model(x), model[-1](y))
+
+
+def test_images_are_the_row_folded_row_by_row() -> None:
+    fold = build_extractor(*example("CNN2D", 2, 7), D)[0]
+    assert fold(torch.arange(1.0, 8.0)[None])[0, 0].tolist() == [[1, 2, 3], [4, 5, 6], [7, 0, 0]]
+
+
+@pytest.mark.parametrize("family", ["DNN", "CNN1D", "CNN2D", "TextCNN"])
+def test_the_signal_neither_fades_nor_grows(family: str) -> None:
+    """Features tell samples apart about as well after a deep network as after a shallow one."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 500)
+    shallow, deep = (float(build_extractor(*example(family, n, 500), D)(x).detach().std(0).mean()) for n in (2, 5))
+    assert 0.1 < deep / shallow < 10
+
+
+def test_sparse_weights_are_drawn_like_dense_ones() -> None:
+    torch.manual_seed(0)
+    sparse, dense = (build_extractor(*example("DNN", 2, 3000, kind), D)[0].weight for kind in (True, False))
+    assert float((sparse.std() / dense.std()).detach()) == pytest.approx(1, abs=0.02)
