@@ -1,0 +1,260 @@
+r"""Entropic Gromov-Wasserstein alignment of global feature prototypes with global logit prototypes.
+
+The solver follows the projected-gradient iteration T <- Sinkhorn(2 L(C1, C2) (x) T, epsilon) of Peyre, Cuturi and
+Solomon (2016) to its fixed point. Two things make it fast and let it work at a small epsilon, where plans are almost
+permutations and plain Sinkhorn sweeps crawl: the marginals are met by damped Newton steps on one dual potential, and
+the outer iteration extrapolates along its last step once it is close.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_FAILURES = 3  # to meet the marginals, in one call
+
+
+class Coupling(NamedTuple):
+    """What the solver returns for a batch of B problems of size n."""
+
+    T: Tensor  #: (B, n, n) plans
+    f: Tensor  #: (B, n) dual potentials of the rows, in units of epsilon
+    residual: (
+        Tensor  #: (B,) ||T - Sinkhorn(T)||_1 at the last iterate, or the error of its marginals where that is larger
+    )
+    iterations: int  #: outer iterations of the batch
+
+
+def squared_distances(X: Tensor) -> Tensor:
+    r"""D_ij = \|\|x_i - x_j\|\|^2: (..., n, d) -> (..., n, n).
+
+    From the Gram matrix of the centred points, whose gradient 2 (x_i - x_j) is exact at distance 0 too.
+    """
+    X = X - X.mean(-2, keepdim=True)
+    squares = X.square().sum(-1)
+    return squares[..., :, None] + squares[..., None, :] - 2 * X @ X.mT
+
+
+def sinkhorn(L: Tensor, f: Tensor, tol: float, max_steps: int = 100) -> tuple[Tensor, Tensor, float]:
+    r"""W = n T, with T = diag(e^f) e^L diag(e^g) the scaling of the kernel e^L to uniform marginals 1/n.
+
+    Columns are exact by construction, W = softmax(L + f) over rows, so g never appears and nothing overflows. Rows are
+    met by the damped Newton step (I - mu D^-1 W W^T) df = -log w on the dual in f, with w = W 1 and D = diag(w): mu = 0
+    is a Sinkhorn sweep, mu -> 1 is Newton's step, which near-permutations need.
+
+    Parameters
+    ----------
+    L : Tensor, shape (B, n, n)
+        Logarithms of the kernels.
+    f : Tensor, shape (B, n)
+        Where to start.
+    tol : float
+        Stop at \|\|T 1 - 1/n\|\|_1 <= tol in all problems.
+
+    Returns
+    -------
+    W : Tensor, shape (B, n, n)
+    f : Tensor, shape (B, n)
+    error : float
+        Largest \|\|T 1 - 1/n\|\|_1 reached.
+    """
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    damping, last = 0.5, math.inf
+    for _ in range(max_steps):
+        W = (L + f[..., None]).softmax(1)
+        w = W.sum(2).clamp_min(1e-300)
+        error = (w - 1).abs().mean(1).max().item()
+        if not error > tol:
+            break
+        if error > last:
+            damping = min(10 * damping, 0.5)
+        elif error > 0.9 * last:
+            damping /= 3
+        last = error
+        H = torch.baddbmm(eye, W / w[..., None], W.mT, alpha=max(damping * error, 1e-10) - 1)
+        f = f - torch.linalg.solve_ex(H, w.log())[0]
+    return W, f, error
+
+
+@torch.no_grad()
+def entropic_gromov_wasserstein(
+    C1: Tensor, C2: Tensor, epsilon: float, T: Tensor, f: Tensor, tol: float = 1e-4, max_iterations: int = 1000
+) -> Coupling:
+    r"""Fixed point of T = Sinkhorn(2 L(C1, C2) (x) T, epsilon), a stationary point over uniform couplings of
+
+    sum_{i,j,k,l} (C1_ik - C2_jl)^2 T_ij T_kl + epsilon sum_ij T_ij log T_ij.
+
+    Parameters
+    ----------
+    C1, C2 : Tensor, shape (B, n, n), float64
+        Symmetric cost matrices.
+    epsilon : float
+        Weight of the entropy.
+    T, f : Tensor, shapes (B, n, n) and (B, n), float64
+        Plans (with uniform marginals) and row potentials to start from; zeros will do for f.
+    tol : float
+        Stop at \|\|T - Sinkhorn(T)\|\|_1 <= tol in all problems, with marginals exact to tol / 1000.
+    """
+    n = T.shape[-1]
+    marginal_tol = max(1e-2 * tol, 1e-13)
+    # -2 L (x) T / epsilon = K W C2 + c, up to terms of the column alone, which the scaling absorbs.
+    K = C1 * (4 / (n * epsilon))
+    c = C1.square().mean(2, keepdim=True) * (-2 / epsilon)
+    W, worst = n * T, 10 * tol
+    last: tuple[Tensor, Tensor] | None = None
+    iterations = failures = 0
+    while iterations < max_iterations:
+        iterations += 1
+        L, inner_tol = torch.baddbmm(c, torch.bmm(K, W), C2), max(1e-2 * worst, marginal_tol)
+        S, f, error = sinkhorn(L, f, inner_tol)
+        if error > inner_tol:  # Newton's steps went astray: start anew, and give up after a few times
+            failures += 1
+            S, f, error = sinkhorn(L, torch.zeros_like(f), inner_tol)
+        F = S - W
+        residual = F.abs().sum((1, 2)) / n
+        worst = residual.max().item()
+        if not (worst > tol or error > marginal_tol) or failures == MOST_FAILURES:
+            break
+        W = S
+        if last and worst < 0.1:
+            # Anderson's step of depth one, forwards only: backwards would hold the plan at a saddle.
+            dS, dF = S - last[0], F - last[1]
+            step = -(F * dF).sum((1, 2), keepdim=True) / dF.square().sum((1, 2), keepdim=True).clamp_min(1e-300)
+            W = S + step.clamp(0, 5) * dS
+        last = S, F
+    return Coupling(S / n, f, residual.clamp_min(error) if error > marginal_tol else residual, iterations)
+
+
+def gromov_wasserstein_value(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> Tensor:
+    r"""E(T) + epsilon sum_ij T_ij log T_ij, with E(T) = sum_{i,j,k,l} (C1_ik - C2_jl)^2 T_ij T_kl: shape (B,).
+
+    T must have uniform marginals. With T a fixed point held constant, the gradient in C1 and C2 is that of the
+    re-solved value (envelope theorem).
+    """
+    # C1 is symmetric, so <C1 T C2, T> = <T^T C1 T, C2>.
+    cross = torch.bmm(torch.bmm(T.mT, C1), T) * C2
+    E = C1.square().mean((1, 2)) + C2.square().mean((1, 2)) - 2 * cross.sum((1, 2))
+    return E + epsilon * torch.xlogy(T, T).sum((1, 2))
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """The plans of the last call, one entry a modality; NaN and 0 iterations where L_align counts 0."""
+
+    n: Tensor  #: (M,) classes present
+    epsilon: Tensor  #: (M,) e_0 / n
+    trace: Tensor  #: (M,) sum_i T_ii, 1 for the identity coupling and 1/n for the uniform one
+    deviation: Tensor  #: (M,) max |T - p q^T| n^2, 0 for the uniform coupling
+    residual: Tensor  #: (M,) ||T - Sinkhorn(T)||_1
+    iterations: Tensor  #: (M,)
+
+
+class StructureAlignment:
+    r"""L_align = sum_m min_T E(T) + epsilon sum T log T between the class geometries of I_G and P_G^m.
+
+    C_I and C_P are squared Euclidean distances between the n classes present in P_G^m, each divided by its mean, and
+    epsilon = e_0 / n. Plans start at the identity coupling, go on from the last call's, and start afresh for a modality
+    whose present classes change. A modality counts 0 when n < 2 or when a mean is 0.
+
+    Parameters
+    ----------
+    e_0 : float
+        Entropy weight times the number of classes.
+    tol, max_iterations
+        See `entropic_gromov_wasserstein`.
+    """
+
+    def __init__(self, e_0: float = 0.5, tol: float = 1e-4, max_iterations: int = 1000) -> None:
+        if not e_0 > 0:
+            raise ValueError(f"e_0 = {e_0}: the entropy weight must be positive")
+        self.e_0, self.tol, self.max_iterations = e_0, tol, max_iterations
+        self._state: dict[str, Tensor] = {}
+        self._groups: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, P_G: Tensor, present: Tensor, I_G: Tensor) -> Tensor:
+        """L_align, differentiable in P_G, of P_G (M, C, d), present (M, C) bool and I_G (C, C)."""
+        self._follow(present)
+        self._residual = torch.full(present.shape[:1], math.nan, dtype=torch.float64, device=present.device)
+        self._iterations = torch.zeros_like(self._residual, dtype=torch.int64)
+        loss = P_G.new_zeros((), dtype=torch.float64)
+        for modalities, classes in self._groups:
+            D1 = squared_distances(I_G[classes].double()).detach()
+            D2 = squared_distances(P_G[modalities[:, None], classes].double())
+            means = D2.mean((1, 2), keepdim=True)
+            usable = (means.detach().flatten() != 0) & (D1.mean() != 0)
+            if not usable.all():
+                modalities, D2, means = modalities[usable], D2[usable], means[usable]
+            if len(modalities):
+                loss = loss + self._align(modalities, classes, D1 / D1.mean(), D2 / means)
+        return loss.to(P_G.dtype)
+
+    def _align(self, modalities: Tensor, classes: Tensor, C1: Tensor, C2: Tensor) -> Tensor:
+        """Solve from the kept plans for modalities with the same classes, keep the new ones, and return the value."""
+        epsilon = self.e_0 / len(classes)
+        C1 = C1.expand_as(C2).contiguous()
+        T_at = modalities[:, None, None], classes[:, None], classes
+        f_at = modalities[:, None], classes
+        plans, potentials = self._state["plans"], self._state["potentials"]
+        T, f, residual, iterations = entropic_gromov_wasserstein(
+            C1, C2.detach(), epsilon, plans[T_at], potentials[f_at], self.tol, self.max_iterations
+        )
+        plans[T_at], potentials[f_at] = T, f
+        self._residual[modalities], self._iterations[modalities] = residual, iterations
+        return gromov_wasserstein_value(C1, C2, epsilon, T).sum()
+
+    def _follow(self, present: Tensor) -> None:
+        """Start afresh where the present classes changed, and group the modalities that share theirs."""
+        known = self._state.get("present")
+        if known is not None and torch.equal(known, present):
+            return
+        fresh = torch.diag_embed(present / present.sum(1, keepdim=True).clamp_min(1).double())
+        potentials = torch.zeros_like(present, dtype=torch.float64)
+        if known is not None and known.shape == present.shape:
+            same = (known == present).all(1)
+            fresh[same], potentials[same] = self._state["plans"][same], self._state["potentials"][same]
+        self.load_state({"plans": fresh, "potentials": potentials, "present": present})
+
+    def record(self) -> PlanRecord:
+        """The plans of the last call."""
+        plans, present = self._state["plans"], self._state["present"]
+        n = present.sum(1)
+        inactive = self._iterations == 0
+        p = present / n[:, None].double()
+        deviation = (plans - p[:, :, None] * p[:, None]).abs().amax((1, 2)) * n**2
+        trace = plans.diagonal(dim1=1, dim2=2).sum(1)
+        return PlanRecord(
+            n=n,
+            epsilon=(self.e_0 / n.double()).masked_fill(inactive, math.nan),
+            trace=trace.masked_fill(inactive, math.nan),
+            deviation=deviation.masked_fill(inactive, math.nan),
+            residual=self._residual,
+            iterations=self._iterations,
+        )
+
+    def reset(self) -> None:
+        """Forget the plans: the next call starts at the identity coupling."""
+        self.load_state({})
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what later calls depend on, empty before the first call.
+
+        plans (M, C, C) and potentials (M, C), float64 and 0 at absent classes, and present (M, C) bool.
+        """
+        return {name: value.clone() for name, value in self._state.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take up a `state`."""
+        self._state = {name: value.clone() for name, value in state.items()}
+        groups: dict[tuple[bool, ...], list[int]] = {}
+        for m, row in enumerate(state["present"].tolist() if state else []):
+            if sum(row) >= 2:
+                groups.setdefault(tuple(row), []).append(m)
+        device = state["present"].device if state else None
+        self._groups = [
+            (torch.tensor(modalities, device=device), torch.tensor(row, device=device).nonzero().flatten())
+            for row, modalities in groups.items()
+        ]
