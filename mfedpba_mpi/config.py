@@ -1,0 +1,160 @@
+"""Everything that decides a run's numbers, in one frozen dataclass, with the paper's settings per dataset.
+
+The order of precedence is: command line, then ``--config`` file, then the dataset's preset, then the defaults here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mfedpba_mpi.data.catalog import CATALOG, Dataset
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.methods.catalog import METHODS, make_params
+from mfedpba_mpi.models.architecture import FAMILIES
+from mfedpba_mpi.options import check, fields_of, nearest, option
+
+PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
+MIN_SAMPLES = 8  # a client never has fewer: 6 to train on, 2 to test
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run, completely: the same values and the same store give the same bits on any number of ranks."""
+
+    dataset: str = option("", "youtube, reuters, nus-wide, caltech101, mfeat, synthetic, or a FILE.h5", group=PROBLEM)
+    method: str = option("mfedpba", "the method", choices=tuple(METHODS), group=PROBLEM)
+    partition: str = option(
+        "", "modalities a client owns: two, one or more, one [default: m2 when K = M, m1+ beyond]",
+        choices=("", "m2", "m1+", "m1"), group=PROBLEM,
+    )  # fmt: skip
+    clients: int = option(0, "number of clients K [default: number of modalities M]", low=0, group=PROBLEM)
+    alpha: float | None = option(
+        None,
+        "label skew: Dirichlet(alpha) over clients [default: 0.5 when K > M, else no skew]",
+        above=0,
+        group=PROBLEM,
+    )
+    fusion: str = option(
+        "sum", "how a client joins its modalities; the paper's tables were made with separate",
+        choices=("sum", "concat", "separate"), group=PROBLEM,
+    )  # fmt: skip
+    seed: int = option(0, "seed of every random stream", low=0, high=2**63 - 1, group=PROBLEM)
+    samples: int | None = option(None, "samples of --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
+    classes: int | None = option(None, "classes of --dataset synthetic  [default: 10]", low=2, group=PROBLEM)
+    dims: tuple[int, ...] | None = option(
+        None, "widths of --dataset synthetic's modalities  [default: 64,128]", low=1, group=PROBLEM
+    )
+
+    feature_dim: int = option(48, "width d of every feature", low=2, group=CLIENTS)
+    families: tuple[str, ...] = option(
+        (), "draw extractors only from these families", choices=tuple(FAMILIES), group=CLIENTS
+    )
+    normalise: str = option(
+        "standard", "dense inputs by the client's own mean and deviation, sparse rows by their norm",
+        choices=("standard", "none"), group=CLIENTS,
+    )  # fmt: skip
+
+    rounds: int = option(100, "communication rounds T", low=1, group=TRAINING)
+    lr: float = option(0.01, "client learning rate (plain SGD)", above=0, group=TRAINING)
+    epochs: int = option(2, "local epochs E a round", low=1, group=TRAINING)
+    batch_size: int = option(12, "mini-batch size", low=2, group=TRAINING)
+    participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1, group=TRAINING)
+    eval_every: int = option(1, "evaluate every so many rounds, and after the last", low=1, group=TRAINING)
+
+    device: str = option(
+        "auto", "the ranks of a node share its GPUs in turn", choices=("auto", "cpu", "cuda"), group=MACHINE
+    )
+    threads: int = option(1, "torch threads a rank (bits depend on it)", low=1, group=MACHINE)
+
+    params: Any = dataclasses.field(default=None, metadata={"group": None})  # the method's own, see methods.catalog
+
+    def to_json(self) -> str:
+        """The whole configuration as JSON, with the method's parameters under its name."""
+        values = {name: getattr(self, name) for name in fields_of(type(self)) if name != "params"}
+        return json.dumps(values | {self.method: dataclasses.asdict(self.params)})
+
+    @property
+    def run_name(self) -> str:
+        """``<dataset>-<partition>-<method>-s<seed>``, the default name of the run's directory."""
+        return f"{Path(self.dataset).stem}-{self.partition}-{self.method}-s{self.seed}"
+
+
+# The paper's table of hyper-parameters, its ranges resolved; lambda_1 and lambda_2 are the method's own.
+PRESETS: dict[str, dict[str, Any]] = {
+    "caltech101": {"rounds": 400, "feature_dim": 64, "lr": 0.01, "lambda_1": 0.01, "lambda_2": 5.0},
+    "reuters": {"rounds": 200, "feature_dim": 24, "lr": 0.005, "lambda_1": 0.01, "lambda_2": 1.0},
+    "nus-wide": {"rounds": 400, "feature_dim": 32, "lr": 0.01, "lambda_1": 0.01, "lambda_2": 1.0},
+    "youtube": {"rounds": 400, "feature_dim": 48, "lr": 0.01, "lambda_1": 0.01, "lambda_2": 1.0},
+    "mfeat": {"rounds": 100, "feature_dim": 48, "lr": 0.02, "lambda_1": 0.01, "lambda_2": 1.0},
+    "synthetic": {"samples": 2000, "classes": 10, "dims": (64, 128)},
+}
+
+
+def preset_of(dataset: str) -> Mapping[str, Any]:
+    """The preset of a dataset, or of the one it is a variant of (``reuters_1200`` follows ``reuters``)."""
+    stem = Path(dataset).stem
+    return PRESETS.get(stem) or PRESETS.get(stem.split("_")[0]) or {}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file as a dictionary, with errors that name the file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def make_config(given: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> RunConfig:
+    """Merge what the user gave, the file and the preset; every value is checked, every unknown key refused.
+
+    Parameters
+    ----------
+    given : settings by name; a method's parameters under the method's name, e.g. ``{"mfedpba": {"lambda_1": 0.1}}``.
+    file : the same, from a TOML file; `given` wins over it.
+    """
+    known = fields_of(RunConfig)
+    file = file or {}
+    for name, value in (*file.items(), *given.items()):
+        is_table = isinstance(value, Mapping)
+        if name == "params" or (name not in known and name not in METHODS) or is_table != (name in METHODS):
+            hint = nearest(name, [*known, *METHODS])
+            raise UserError(f"unknown setting '{name}'{hint}; `mfedpba-mpi run --help` lists them")
+    tables = {name: {**file.get(name, {}), **given.get(name, {})} for name in METHODS}
+    settings = {name: value for name, value in {**file, **given}.items() if name not in METHODS}
+    if not settings.get("dataset"):
+        raise UserError(f"which dataset? --dataset {'|'.join(CATALOG)}|synthetic|FILE.h5")
+    preset = preset_of(str(settings["dataset"]))
+    merged = {name: value for name, value in preset.items() if name in known} | settings
+    config = RunConfig(**{name: check(RunConfig, name, value) for name, value in merged.items()})
+    config = dataclasses.replace(config, params=make_params(config.method, tables, preset))
+    shape = [name for name in ("samples", "classes", "dims") if settings.get(name)]
+    if shape and config.dataset != "synthetic":
+        raise UserError(f"--{shape[0]} goes with --dataset synthetic only; {config.dataset} has a shape of its own")
+    if config.method == "mfedpba" and config.feature_dim % 2:
+        raise UserError(f"feature-dim: {config.feature_dim} is odd; mfedpba's autoencoder halves it, so make it even")
+    return config
+
+
+def fit_to_data(config: RunConfig, info: Dataset) -> RunConfig:
+    """Fill in what depends on the dataset (K, partition, skew) and refuse what it cannot give."""
+    M = len(info.modalities)
+    K = config.clients or M
+    partition = config.partition or ("m1" if M == 1 else "m2" if K <= M else "m1+")
+    if partition == "m2" and M < 2:
+        raise UserError(f"partition m2 needs two modalities, {info.name} has one; use --partition m1")
+    if info.samples < K * MIN_SAMPLES:
+        most = info.samples // MIN_SAMPLES
+        raise UserError(
+            f"clients: {K} is too many for the {info.samples} samples of {info.name}; at {MIN_SAMPLES} samples each, "
+            f"at most {most}"
+        )
+    alpha = config.alpha if config.alpha is not None else (0.5 if K > M else None)
+    return dataclasses.replace(config, clients=K, partition=partition, alpha=alpha)

@@ -1,0 +1,258 @@
+"""The protocol of a method: a client, a server, and the layout of what they exchange.
+
+A round of a method has one or more phases. In each, every participating client makes an upload from what it was last
+sent, the server makes a reply from all uploads, and the reply goes to everyone (or one of its own to each client). A
+method knows nothing of ranks, files or clocks: it is handed its data, its device and the round's number, and draws its
+random numbers from streams keyed by those.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.data.catalog import Dataset
+from mfedpba_mpi.data.shards import ClientData
+from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.models.client_model import ClientModel, Rows
+from mfedpba_mpi.models.inputs import DenseRows, SparseRows, modality_rows
+from mfedpba_mpi.rng import generator, torch_seed
+
+ModalityRows = DenseRows | SparseRows
+
+_EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
+
+
+@dataclass(frozen=True)
+class ClientSpec:
+    """What everybody may know of a client: its modalities, its networks' shapes, its training samples per class."""
+
+    modalities: tuple[int, ...]
+    architectures: tuple[Architecture, ...]
+    counts: np.ndarray  # (C,) int64
+    n_test: int
+
+    @property
+    def n_train(self) -> int:
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The federation as every rank knows it."""
+
+    config: RunConfig
+    info: Dataset
+    clients: tuple[ClientSpec, ...]
+
+    @property
+    def K(self) -> int:
+        return len(self.clients)
+
+    @property
+    def M(self) -> int:
+        return len(self.info.modalities)
+
+    @property
+    def C(self) -> int:
+        return self.info.classes
+
+    @property
+    def d(self) -> int:
+        return self.config.feature_dim
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One shuffled pass over the training rows, cut into batches.
+
+    `xs` are the rows in the epoch's order, `y` (n,) their classes, `cuts` the batches' (start, stop).
+    """
+
+    xs: Sequence[ModalityRows]
+    y: Tensor
+    cuts: Sequence[tuple[int, int]]
+
+    def batches(self) -> Iterator[tuple[int, slice, list[Rows]]]:
+        """(number, rows, inputs) of each batch."""
+        for number, (start, stop) in enumerate(self.cuts):
+            yield number, slice(start, stop), [x.batch(start, stop) for x in self.xs]
+
+
+BatchLoss = Callable[[int, slice, Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]
+
+
+class Client(ABC):
+    """A client's data, network and local training; a method adds its loss and its messages."""
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
+        self.k, self.problem, self.device = k, problem, device
+        self.spec = problem.clients[k]
+        self.config = config = problem.config
+        modalities = [problem.info.modalities[m] for m in self.spec.modalities]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(config.seed, "weights", k))
+            self.model = ClientModel(
+                modalities, self.spec.architectures, problem.d, problem.C, config.fusion
+            ).to(device)  # fmt: skip
+        rows = [modality_rows(data.values[m], data.n_train, config.normalise, device) for m in self.spec.modalities]
+        labels = torch.tensor(data.labels, device=device)
+        train, test = np.arange(data.n_train), np.arange(data.n_train, len(labels))
+        self.train_rows, self.train_labels = [x.take(train) for x in rows], labels[: data.n_train]
+        self.test_rows, self.test_labels = [x.take(test) for x in rows], labels[data.n_train :]
+        self.losses: dict[str, float] = {}
+
+    @abstractmethod
+    def update(self, t: int, phase: int, inbox: Message | None) -> Message:
+        """Train (or prepare) in round `t`, given the last message from the server; return what is uploaded."""
+
+    def evaluate(self, inbox: Message | None) -> tuple[int, int]:
+        """(correct, tested) items of the test rows."""
+        correct = tested = 0
+        for rows, _, logits in self.clean_pass(self.test_rows, len(self.test_labels)):
+            hits = logits.argmax(-1) == self.test_labels[rows]
+            correct, tested = correct + int(hits.sum()), tested + hits.numel()
+        return correct, tested
+
+    def epoch(self, t: int, number: int) -> Epoch:
+        """The `number`-th epoch of round `t`: freshly shuffled, the last batch may be short.
+
+        A last batch of one sample is left out where BatchNorm could not work on it.
+        """
+        n, size = len(self.train_labels), self.config.batch_size
+        order = generator(self.config.seed, "shuffle", self.k, t, number).permutation(n)
+        cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
+        if self.model.has_batchnorm and cuts[-1][1] - cuts[-1][0] == 1:
+            cuts.pop()
+        index = torch.from_numpy(order).to(self.device)
+        return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts)
+
+    def train(self, t: int, terms: Sequence[str], make_loss: Callable[[Epoch], BatchLoss]) -> None:
+        """E epochs of plain SGD.
+
+        Parameters
+        ----------
+        terms : names of the loss terms, for the log; their means over the batches end up in `self.losses`.
+        make_loss : prepares an epoch and returns ``loss(number, rows, Z, logits) -> (loss, terms)``.
+        """
+        parameters = list(self.model.parameters())
+        totals = torch.zeros(len(terms), device=self.device)
+        steps = 0
+        self.model.train()
+        for number in range(self.config.epochs):
+            epoch = self.epoch(t, number)
+            loss_of = make_loss(epoch)
+            for batch, rows, xs in epoch.batches():
+                Z = self.model.features(xs)
+                loss, values = loss_of(batch, rows, Z, self.model.logits(Z))
+                sgd_step(parameters, torch.autograd.grad(loss, parameters), self.config.lr)
+                totals += torch.stack(tuple(values)).detach()
+                steps += 1
+        means = (totals / max(steps, 1)).tolist()
+        self.losses = dict(zip(terms, means, strict=True))
+        for term, value in self.losses.items():
+            if not np.isfinite(value):
+                raise RunError(f"client {self.k}, round {t}: loss term {term} is not finite ({value}); lower --lr")
+
+    @torch.no_grad()
+    def clean_pass(self, xs: Sequence[ModalityRows], n: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """(rows, Z (|M_k|, b, d), logits (items, b, C)) in evaluation mode, piece by piece."""
+        self.model.eval()
+        for start in range(0, n, _EVALUATION_ROWS):
+            stop = min(start + _EVALUATION_ROWS, n)
+            Z = self.model.features([x.batch(start, stop) for x in xs])
+            yield slice(start, stop), Z, self.model.logits(Z)
+
+    @torch.no_grad()
+    def prototypes(self) -> dict[str, Tensor]:
+        """E_k (|M_k|, C, d) and I_k (C, C), means over the training rows; rows of absent classes mean nothing."""
+        C = self.problem.C
+        E = torch.zeros(len(self.spec.modalities), C, self.problem.d, device=self.device)
+        logit_sum = torch.zeros(C, C, device=self.device)
+        for rows, Z, logits in self.clean_pass(self.train_rows, len(self.train_labels)):
+            members = F.one_hot(self.train_labels[rows], C).to(Z.dtype).T
+            E += members @ Z
+            logit_sum += members @ logits.mean(0)
+        n = torch.tensor(self.spec.counts, device=self.device).clamp(min=1)[:, None]
+        return {"E": E / n, "I": logit_sum / n}
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """L_ce: mean cross-entropy over the items, logits (items, B, C) and y (B,)."""
+    items = logits.shape[0]
+    return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items))
+
+
+@torch.no_grad()
+def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
+    """w <- w - lr g; a sparse gradient touches only its rows."""
+    dense = [(p, g) for p, g in zip(parameters, gradients, strict=True) if not g.is_sparse]
+    torch._foreach_add_([p for p, _ in dense], [g for _, g in dense], alpha=-lr)
+    for p, g in zip(parameters, gradients, strict=True):
+        if g.is_sparse:
+            p.add_(g, alpha=-lr)
+
+
+@dataclass
+class Server(ABC):
+    """The server's side of a method; its state persists over rounds."""
+
+    problem: Problem
+    params: Any
+    device: torch.device
+    record: dict[str, Any] = field(default_factory=dict)  # of the last step: name in /rounds -> number or vector
+    warnings: list[str] = field(default_factory=list)  # to be shown and forgotten
+
+    def first_message(self) -> Message | None:
+        """What every client is sent before round 1, laid out as a reply of round 0."""
+        return None
+
+    @abstractmethod
+    def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message | Mapping[int, Message]:
+        """The reply to this phase's uploads (by client, ascending): one for all, or one for each client."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Everything that persists."""
+        return {}
+
+
+class Method(ABC):
+    """A method for one problem: makes its clients and its server and says how their messages are laid out."""
+
+    client_terms: ClassVar[tuple[str, ...]] = ("ce",)  # of the loss, logged as /rounds/loss_<term>
+    phases: ClassVar[int] = 1
+    predicts_from_reply: ClassVar[bool] = False  # whether evaluating round t needs the reply of round t
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.params: Any = problem.config.params
+
+    @abstractmethod
+    def client(self, k: int, data: ClientData, device: torch.device) -> Client:
+        """Client k."""
+
+    def server(self, device: torch.device) -> Server | None:
+        """The server, or None where there is nothing to do for one."""
+        return None
+
+    def upload(self, t: int, phase: int, k: int) -> Layout:
+        """Layout of client k's upload."""
+        return NOTHING
+
+    def reply(self, t: int, phase: int, k: int) -> Layout:
+        """Layout of the reply to client k."""
+        return NOTHING
+
+    def replies_differ(self, t: int, phase: int) -> bool:
+        """Whether each client gets a reply of its own (a scatter) instead of the same (a broadcast)."""
+        return False

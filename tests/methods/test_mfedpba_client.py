@@ -1,0 +1,98 @@
+"""The client's losses against loop-by-loop code, with absent classes and modalities."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mfedpba_mpi.methods.base import Epoch, cross_entropy, sgd_step
+from mfedpba_mpi.methods.mfedpba import BatchClasses, feature_term, logit_term
+
+C, d, B = 5, 4, 6
+CUTS = [(0, 6), (6, 12), (12, 15)]  # the last one short
+
+
+@pytest.fixture
+def case():
+    g = torch.Generator().manual_seed(1)
+    y = torch.randint(0, C, (15,), generator=g)
+    y[6:12] = 3  # a batch of one class
+    return {
+        "y": y,
+        "classes": BatchClasses(Epoch([], y, CUTS), B),
+        "Z": torch.randn(2, 15, d, generator=g),
+        "logits": torch.randn(2, 15, C, generator=g),
+        "P_G": torch.randn(2, C, d, generator=g),
+        "P_present": torch.tensor([[True, True, False, True, True], [True, False, False, False, True]]),
+        "I_G": torch.randn(C, C, generator=g),
+        "I_present": torch.tensor([True, True, False, True, True]),
+    }
+
+
+def loop_feature_loss(y, Z, P_G, present):
+    total = 0.0
+    for m in range(len(Z)):
+        distances = []
+        for c in range(C):
+            members = [Z[m, i] for i in range(len(y)) if y[i] == c]
+            if members and present[m, c]:
+                distances.append(((sum(members) / len(members) - P_G[m, c]) ** 2).sum())
+        total += sum(distances) / len(distances) if distances else 0.0
+    return total / len(Z)
+
+
+def loop_logit_loss(y, logits, I_G, present):
+    divergences = []
+    for c in range(C):
+        members = [logits[i] for i in range(len(y)) if y[i] == c]
+        if members and present[c]:
+            p = torch.softmax(I_G[c], 0)
+            q = torch.softmax(sum(members) / len(members), 0)
+            divergences.append((p * (p.log() - q.log())).sum())
+    return sum(divergences) / len(divergences) if divergences else 0.0
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_feature_loss(case, number):
+    a, b = CUTS[number]
+    found = feature_term(case["classes"], case["P_G"], case["P_present"])(number, case["Z"][:, a:b])
+    expected = loop_feature_loss(case["y"][a:b], case["Z"][:, a:b], case["P_G"], case["P_present"])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("items", [1, 2])
+def test_logit_loss(case, number, items):
+    a, b = CUTS[number]
+    logits = case["logits"][:items, a:b]
+    found = logit_term(case["classes"], case["I_G"], case["I_present"])(number, logits)
+    expected = loop_logit_loss(case["y"][a:b], logits.mean(0), case["I_G"], case["I_present"])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_terms_are_zero_where_no_class_of_the_batch_is_known(case):
+    nobody = torch.zeros(2, C, dtype=torch.bool)
+    assert feature_term(case["classes"], case["P_G"], nobody)(0, case["Z"][:, :6]) == 0
+    assert logit_term(case["classes"], case["I_G"], nobody[0])(0, case["logits"][:, :6]) == 0
+
+
+def test_a_hand_worked_feature_loss():
+    """Classes 0, 0, 1; features (1, 1), (3, 1), (5, 5); global (2, 2) and (5, 4): distances 1 and 1, mean 1."""
+    classes = BatchClasses(Epoch([], torch.tensor([0, 0, 1]), [(0, 3)]), 3)
+    Z = torch.tensor([[[1.0, 1.0], [3.0, 1.0], [5.0, 5.0]]])
+    P_G = torch.tensor([[[2.0, 2.0], [5.0, 4.0], [9.0, 9.0]]])
+    assert feature_term(classes, P_G, torch.ones(1, 3, dtype=torch.bool))(0, Z).item() == pytest.approx(1.0)
+
+
+def test_cross_entropy_counts_every_sample_and_modality():
+    logits, y = torch.randn(2, 3, C), torch.tensor([0, 2, 4])
+    by_hand = [-F.log_softmax(logits[m, i], 0)[y[i]] for m in range(2) for i in range(3)]
+    assert cross_entropy(logits, y).item() == pytest.approx(sum(by_hand).item() / 6, rel=1e-6)
+
+
+def test_sgd_step_is_plain_sgd_also_for_sparse_gradients():
+    w, table = torch.ones(2), torch.ones(3, 2)
+    sparse = torch.sparse_coo_tensor([[1, 1]], torch.tensor([[1.0, 2.0], [1.0, 0.0]]), (3, 2), check_invariants=True)
+    sgd_step([w, table], [torch.tensor([1.0, -1.0]), sparse], lr=0.5)
+    assert w.tolist() == [0.5, 1.5]
+    assert table.tolist() == [[1, 1], [0, 0], [1, 1]]
