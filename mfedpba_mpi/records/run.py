@@ -1,0 +1,121 @@
+"""Reading a run back, finished or still going."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mfedpba_mpi.errors import UserError
+
+LOG_NAME = "run.h5"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as far as it has come.
+
+    Attributes
+    ----------
+    attributes : the log's root attributes; ``config`` already parsed.
+    rounds : by name, arrays whose first axis is the round.
+    partition, final : by name, arrays (and the digests); `final` is empty while the run is going.
+    """
+
+    path: Path
+    attributes: dict[str, Any]
+    rounds: dict[str, np.ndarray]
+    partition: dict[str, Any]
+    final: dict[str, Any]
+
+    @property
+    def status(self) -> str:
+        """``running``, ``complete``, ``interrupted`` or ``failed``."""
+        return str(self.attributes["status"])
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the data were made up; say so wherever a number of this run is shown."""
+        return self.attributes["data_origin"] == "synthetic"
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """The rounds (from 1) after which the clients were tested."""
+        return np.flatnonzero(self.rounds["tested"].max(axis=1, initial=-1) >= 0) + 1
+
+    def average(self) -> np.ndarray:
+        """Avg = sum_k correct_k / sum_k tested_k of every evaluated round, the paper's formula."""
+        rows = self.evaluated - 1
+        return self.rounds["correct"][rows].sum(axis=1) / self.rounds["tested"][rows].sum(axis=1)
+
+    def client_mean(self) -> np.ndarray:
+        """The arithmetic mean of the clients' accuracies of every evaluated round, as the paper's words have it."""
+        return self.rounds["accuracy"][self.evaluated - 1].mean(axis=1)
+
+    def summary(self) -> dict[str, float]:
+        """Accuracy in the last round, the best round, and on average over the last five evaluated rounds."""
+        average, mean = self.average(), self.client_mean()
+        if not len(average):
+            return {}
+        return {
+            "last": float(average[-1]), "best": float(average.max()), "last_five": float(average[-5:].mean()),
+            "client_mean_last": float(mean[-1]), "client_mean_last_five": float(mean[-5:].mean()),
+        }  # fmt: skip
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run's log.
+
+    Parameters
+    ----------
+    path : the run's directory, or its ``run.h5``. A run that is being written may be read at any time.
+    """
+    path = Path(path)
+    with _reading(path / LOG_NAME if path.is_dir() else path) as file:
+        return _read(file)
+
+
+def status_of(directory: Path) -> str | None:
+    """The status of the run in a directory, None where there is none."""
+    path = directory / LOG_NAME
+    if not path.is_file():
+        return None
+    with _reading(path) as file:
+        return str(file.attrs["status"])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[h5py.File]:
+    if not path.is_file():
+        raise UserError(f"no run at {path}; a run's directory holds {LOG_NAME}")
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} is not a readable run log (damaged, or not ours): {error}") from None
+
+
+def _read(file: h5py.File) -> Run:
+    attributes = {name: _plain(value) for name, value in file.attrs.items()}
+    for name in ("config", "hosts", "modalities"):
+        attributes[name] = json.loads(attributes[name])
+    rounds = {name: data[()] for name, data in file["rounds"].items()}
+    final = {name: _array(data) for name, data in file["final"].items()} if "final" in file else {}
+    if final:
+        final["server_sha256"] = file["final"].attrs["server_sha256"]
+    partition = {name: _array(data) for name, data in file["partition"].items()}
+    return Run(Path(file.filename), attributes, rounds, partition, final)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _array(data: h5py.Dataset) -> Any:
+    return data.asstr()[()].tolist() if h5py.check_string_dtype(data.dtype) else data[()]

@@ -1,0 +1,140 @@
+"""Writing the run log, ``run.h5``; documented here.
+
+The log grows in memory, and after every round the whole of it is written aside and moved into place. So another process
+can read it at any time with plain h5py (and cannot stop the run by doing so), and a killed run, a dead node or a full
+disk leaves the log of the last finished round, never half of one. HDF5's single-writer mode gives none of this. Only
+rank 0 writes.
+
+::
+
+    /                attributes: config (JSON), seed, method, dataset, data_origin ("real" or "synthetic"), version,
+                     status ("running", "complete", "interrupted", "failed"), reason, ranks, mpi, hosts, torch, device,
+                     threads, started, modalities, classes
+    /rounds/         one row a round, T rows so far
+        accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
+        loss_ce, loss_fea, loss_logit (T, K)    means over the round's batches; NaN for clients that did not take part
+        server_rec, server_con, server_align (T,)    at the last server step of the round
+        gw_residual, gw_iterations (T,)    MFedPBA's transport plans: the round's largest residual, all its iterations
+        gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN where there is none
+        bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; the whole messages
+        seconds_train, seconds_server, seconds_comm, seconds_eval, seconds_total (T,)
+        participants (T, K) bool
+    /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1),
+                     architectures (K,) JSON, rank (K,)
+    /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
+                     present (K, C), and the server's last reply: P_G, P_present, I_G, I_present
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+from mfedpba_mpi import __version__
+from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.records.run import LOG_NAME
+from mfedpba_mpi.simulation import End, Round, Start
+
+_FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # there for every method
+
+
+class RunLog:
+    """The observer that writes ``OUT/run.h5``."""
+
+    def __init__(self, directory: Path):
+        self.path = directory / LOG_NAME
+        self._file: h5py.File | None = None
+
+    def start(self, start: Start) -> None:
+        """Create the log with everything known before round 1."""
+        config = start.problem.config
+        file = self._file = h5py.File(LOG_NAME, "w", driver="core", backing_store=False, libver=("v108", "v108"))
+        file.attrs.update(
+            config=config.to_json(), seed=config.seed, method=config.method, dataset=start.store.info.name,
+            data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, version=__version__,
+            status="running", torch=str(torch.__version__), device=config.device, threads=config.threads,
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"), ranks=start.environment["ranks"],
+            mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
+            modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
+        )  # fmt: skip
+        _write_partition(file.create_group("partition"), start)
+        file.create_group("rounds")
+        self._shapes = {name: (start.problem.K,) if name.startswith("loss_") else () for name in _FIXED}
+        self._publish(file)
+
+    def round(self, result: Round) -> None:
+        """Append one row to every dataset of /rounds."""
+        assert self._file
+        values = {name: np.full(shape, np.nan) for name, shape in self._shapes.items()} | result.values
+        for name, value in values.items():
+            _append(self._file["rounds"], name, result.t - 1, np.asarray(value))
+        self._publish(self._file)
+
+    def end(self, end: End) -> None:
+        """Add what is known at the end, and say that the run is complete."""
+        assert self._file
+        _write_final(self._file.create_group("final"), self._file["partition/modalities"][()], end)
+        self._file.attrs["status"] = "complete"
+        self._publish(self._file)
+
+    def abandon(self, status: str, reason: str) -> None:
+        """Say why a run that was begun will not end; nothing where there is no log, as off rank 0."""
+        if self._file and self._file.attrs["status"] == "running":
+            self._file.attrs.update(status=status, reason=reason)
+            self._publish(self._file)
+
+    def _publish(self, file: h5py.File) -> None:
+        """Put the log as it is now in the place of the last one, in one step."""
+        file.flush()
+        aside = self.path.with_name(f".{LOG_NAME}.part")
+        try:
+            aside.write_bytes(file.id.get_file_image())
+            os.replace(aside, self.path)
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}: {error.strerror}; the rounds before are safe in it") from error
+
+
+def _append(group: h5py.Group, name: str, row: int, value: np.ndarray) -> None:
+    if name not in group:
+        rows = max(1, min(256, 2**14 // max(1, value.nbytes)))
+        fill = np.nan if value.dtype.kind == "f" else 0
+        group.create_dataset(
+            name, (0, *value.shape), value.dtype, maxshape=(None, *value.shape), chunks=(rows, *value.shape),
+            fletcher32=True, fillvalue=fill,
+        )  # fmt: skip
+    dataset = group[name]
+    dataset.resize(row + 1, axis=0)
+    dataset[row] = value
+
+
+def _write_partition(group: h5py.Group, start: Start) -> None:
+    partition, problem = start.partition, start.problem
+    owned = np.zeros((problem.K, problem.M), bool)
+    for k, own in enumerate(partition.modalities):
+        owned[k, list(own)] = True
+    group["modalities"] = owned
+    for name in ("train", "test"):
+        rows = getattr(partition, name)
+        group[f"{name}_rows"] = np.concatenate(rows)
+        group[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)])
+    architectures = [json.dumps([a.as_dict() for a in client.architectures]) for client in problem.clients]
+    group.create_dataset("architectures", data=architectures, dtype=h5py.string_dtype())
+    rank_of = {k: rank for rank, clients in enumerate(start.ranks) for k in clients}
+    group["rank"] = [rank_of[k] for k in range(problem.K)]
+    group["counts"] = np.stack([client.counts for client in problem.clients])
+
+
+def _write_final(group: h5py.Group, owned: np.ndarray, end: End) -> None:
+    group.create_dataset("client_sha256", data=list(end.sha256), dtype=h5py.string_dtype())
+    group.attrs["server_sha256"] = end.server_sha256
+    group["E"] = np.concatenate([message["E"].cpu().numpy() for message in end.prototypes.values()])
+    group["E_client"], group["E_modality"] = np.nonzero(owned)
+    group["I"] = np.stack([message["I"].cpu().numpy() for message in end.prototypes.values()])
+    for name, value in end.reply.items():
+        group[name] = value.cpu().numpy()

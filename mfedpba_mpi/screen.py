@@ -1,0 +1,137 @@
+"""What a run shows: a few words at the start, progress while it goes, a short table at the end; rank 0 only."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mfedpba_mpi.console import console, table
+from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
+from mfedpba_mpi.simulation import End, Round, Start
+
+_QUIET_SECONDS = 15.0  # between two lines where there is no terminal
+
+
+class Screen:
+    """The observer that people look at.
+
+    Parameters
+    ----------
+    directory : where the run's log is.
+    spare : how many ranks have nothing to do.
+    """
+
+    def __init__(self, directory: Path, spare: int):
+        self.directory, self.spare = directory, spare
+        self.console = console()
+        self.bar: Progress | None = None
+        self.accuracy = float("nan")
+
+    def start(self, start: Start) -> None:
+        config, info = start.problem.config, start.store.info
+        origin = "SYNTHETIC stand-in" if start.store.origin == "synthetic" else "real"
+        self.console.print(
+            f"[bold]{config.method}[/] on [bold]{info.name}[/] ({origin} data: {info.samples} samples, {info.classes} "
+            f"classes, {start.problem.M} modalities), partition {config.partition}, {start.problem.K} clients, "
+            f"fusion {config.fusion}, seed {config.seed}"
+        )
+        workers = len(start.ranks) - 1
+        where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
+        self.console.print(f"{where}, {start.environment['mpi']}; log {self.directory / LOG_NAME}")
+        if self.spare:
+            needed = start.problem.K + 1
+            self.console.print(f"{self.spare} of the ranks have nothing to do: {needed} would do")
+        self.rounds = config.rounds
+        self.began = self.spoke = time.monotonic()
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
+                TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console,
+            )  # fmt: skip
+            self.task = self.bar.add_task("", total=config.rounds)
+            self.bar.start()
+
+    def round(self, result: Round) -> None:
+        tested = result.values["tested"]
+        if tested.max() >= 0:
+            self.accuracy = result.values["correct"].sum() / tested.sum()
+        words = f"accuracy {self.accuracy:6.2%}"
+        for warning in result.warnings:
+            self.console.print(f"[yellow]round {result.t}: {warning}[/]")
+        now = time.monotonic()
+        if self.bar:
+            self.bar.update(self.task, advance=1, description=words)
+        elif now - self.spoke > _QUIET_SECONDS or result.t in (1, self.rounds):
+            each = (now - self.began) / result.t
+            left = time.strftime("%H:%M:%S", time.gmtime(each * (self.rounds - result.t)))
+            self.console.print(f"round {result.t:4d}/{self.rounds}  {words}  {each:.3f} s a round  ETA {left}")
+            self.spoke = now
+
+    def end(self, end: End) -> None:
+        self.stop()
+        for line in summary(load_run(self.directory)):
+            self.console.print(line)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        if self.bar:
+            self.bar.stop()
+
+
+def summary(run: Run) -> Iterator[str | Table]:
+    """The clients, the average, where time went, the payload and where the log is, as lines to print."""
+    mark = " (synthetic data)" if run.synthetic else ""
+    yield client_table(run, f"Clients after the last round{mark}")
+    s = run.summary()
+    yield (
+        f"average accuracy{mark}: last round {s['last']:.2%}, best {s['best']:.2%}, mean of the last five "
+        f"{s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
+    )
+    seconds = {name: run.rounds[f"seconds_{name}"] for name in ("train", "server", "eval", "comm", "total")}
+    total = seconds.pop("total")
+    shares = ", ".join(f"{name} {part.sum() / total.sum():.0%}" for name, part in seconds.items())
+    yield f"time: {total.sum():.1f} s, {np.median(total):.3f} s a round (median of {len(total)}); {shares}"
+    yield payload_line(run)
+    yield f"log: {run.path}   (Python: mfedpba_mpi.load_run({str(run.path.parent)!r}))"
+
+
+def client_table(run: Run, title: str, most: int = 24) -> Table:
+    """Modalities, networks, samples and accuracy of each client, of the first few where there are many."""
+    names, part = run.attributes["modalities"], run.partition
+    accuracy = run.rounds["accuracy"][run.evaluated[-1] - 1]
+    train, test = np.diff(part["train_offsets"]), np.diff(part["test_offsets"])
+    rows: list[Sequence[object]] = []
+    for k in range(min(len(train), most)):
+        owned = " ".join(names[m] for m in np.flatnonzero(part["modalities"][k]))
+        networks = ", ".join(str(Architecture.from_dict(a)) for a in json.loads(part["architectures"][k]))
+        rows.append((k, owned, networks, train[k], test[k], f"{accuracy[k]:.2%}"))
+    if len(train) > most:
+        rows.append(("", f"and {len(train) - most} more", "", "", "", ""))
+    return table(["client", "modalities", "networks", "train", "test", "accuracy"], rows, title)
+
+
+def payload_line(run: Run) -> str:
+    """Payload a round, measured, beside the paper's formula K 2 C (M_k d + C)."""
+    up, down = run.rounds["bytes_up"].sum(axis=1).mean(), run.rounds["bytes_down"].sum(axis=1).mean()
+    line = f"payload a round: {_size(up)} up, {_size(down)} down"
+    if run.attributes["method"] != "mfedpba":
+        return line
+    C, d = run.attributes["classes"], run.attributes["config"]["feature_dim"]
+    floats = (C * (run.partition["modalities"].sum(axis=1) * d + C)) @ run.rounds["participants"].T
+    each = _size(4 * floats.mean())
+    return f"{line} (the paper's formula, own modalities both ways: {each} up, {each} down)"
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.4g} {unit}"
+        n /= 1000
+    return f"{n:.4g} GB"

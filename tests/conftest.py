@@ -1,0 +1,54 @@
+"""Shared fixtures; one thread per process, set before NumPy and torch load."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from mfedpba_mpi.config import RunConfig, fit_to_data, make_config  # noqa: E402
+from mfedpba_mpi.data.sources import describe  # noqa: E402
+
+torch.set_num_threads(1)
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+TINY = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10, 8), "rounds": 3, "feature_dim": 8}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
+    """A function that makes the configuration of a run of a second; keyword arguments change it."""
+
+    def make(**changes: object) -> RunConfig:
+        config = make_config({**TINY, **changes})
+        return fit_to_data(config, describe(config, tmp_path))
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A function that runs ``mfedpba-mpi ARGS`` in a directory of its own, on `ranks` ranks where that is given."""
+
+    def call(*args: object, ranks: int = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        if ranks and not shutil.which("mpirun"):
+            pytest.skip("no mpirun on the PATH")
+        line = [*(["mpirun", "-n", str(ranks)] if ranks else []), sys.executable, "-m", "mfedpba_mpi", *map(str, args)]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=timeout)
+
+    return call
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The directory of real datasets beside the project, where there is one."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no real data at {SHARED_DATA}")
+    return SHARED_DATA

@@ -1,0 +1,91 @@
+"""The command as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import h5py
+import pytest
+
+from mfedpba_mpi import load_run
+
+RUN = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10", "--rounds", 2, "--feature-dim", 8)
+
+
+def test_help_answers_without_loading_torch_or_mpi():
+    code = "import sys; sys.argv = ['mfedpba-mpi', '--help']\nfrom mfedpba_mpi.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "print([name for name in ('torch', 'mpi4py', 'h5py', 'scipy') if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip().endswith("[]")
+    for heading in ("Problem:", "Clients:", "Training:", "Machine:", "MFedPBA:", "Other:"):
+        assert heading in out
+
+
+def test_a_run_ends_with_a_table_and_a_log(command, tmp_path):
+    result = command(*RUN)
+    assert result.returncode == 0, result.stderr
+    for words in ("SYNTHETIC", "average accuracy (synthetic data)", "payload a round", "the paper's formula", "run.h5"):
+        assert words in result.stdout
+    run = load_run(tmp_path / "runs" / "synthetic-m2-mfedpba-s0")
+    assert run.status == "complete"
+    assert run.attributes["config"]["rounds"] == 2
+    assert run.attributes["ranks"] == 1
+
+
+def test_run_is_the_default_command_and_reads_a_file(command, tmp_path):
+    (tmp_path / "my.toml").write_text('dataset = "synthetic"\nsamples = 120\nrounds = 9\n[mfedpba]\ntau = 0.25\n')
+    result = command("run", "--config", "my.toml", "--rounds", 1, "--out", "here")
+    assert result.returncode == 0, result.stderr
+    with h5py.File(tmp_path / "here" / "run.h5") as file:
+        config = json.loads(file.attrs["config"])
+    assert (config["rounds"], config["mfedpba"]["tau"]) == (1, 0.25)
+
+
+def test_a_run_is_not_overwritten_unasked(command, tmp_path):
+    assert command(*RUN, "--out", "a").returncode == 0
+    before = (tmp_path / "a" / "run.h5").read_bytes()
+    again = command(*RUN, "--out", "a")
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    assert (tmp_path / "a" / "run.h5").read_bytes() == before
+    assert command(*RUN, "--out", "a", "--overwrite").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("run",), "which dataset"),
+        (("--dataset", "youtub"), "did you mean 'youtube'"),
+        (("--dataset", "nowhere/x.h5"), "does not exist"),
+        (("--dataset", "youtube", "--method", "mfedpb"), "did you mean 'mfedpba'"),
+        (("--dataset", "youtube", "--rounds", "0"), "rounds: 0 is out of range"),
+        (("--dataset", "youtube", "--rounds", "many"), "whole number"),
+        (("--dataset", "youtube", "--clients", "251"), "at most 250"),
+        (("--dataset", "synthetic", "--dims", "5", "--partition", "m2"), "two modalities"),
+        (("--dataset", "youtube", "--config", "none.toml"), "none.toml"),
+        (("--dataset", "youtube", "--data-dir", "none"), "not a directory"),
+        (("--dataset", "youtube", "--roundz", "3"), "--roundz"),
+        (("--dataset", "youtube", "--method", "local", "--tau", "1"), "belongs to method mfedpba"),
+        (("--dataset", "youtube", "--device", "cuda"), "sees no GPU"),
+        (("--dataset", "broken.h5"), "broken.h5"),
+        (("--dataset", "foreign.h5"), "not of the format"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, words):
+    (tmp_path / "broken.h5").write_bytes(b"not HDF5 at all")
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["x"] = 1
+    result = command(*args)
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unwritable_directory_is_named(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = command(*RUN, "--out", "file/run")
+    assert result.returncode == 2
+    assert "file/run" in result.stderr
+    assert "Traceback" not in result.stderr

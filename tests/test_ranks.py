@@ -1,0 +1,113 @@
+"""Several ranks: the same bits in every layout, quiet spares, one message for one fault, and a prompt end."""
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mfedpba_mpi import load_run
+
+TINY = (
+    "--dataset",
+    "synthetic",
+    "--samples",
+    160,
+    "--classes",
+    4,
+    "--dims",
+    "6,40,9,12",
+    "--feature-dim",
+    8,
+    "--rounds",
+    3,
+)
+LAYOUTS = (0, 1, 2, 3, 5, 6)  # no mpirun, ..., K + 1 = 5, one spare
+
+
+@pytest.mark.parametrize(
+    "settings", [("--partition", "m2"), ("--clients", 9, "--participation", 0.5, "--fusion", "separate")]
+)
+def test_every_layout_gives_the_same_bits(command, tmp_path, settings):
+    runs = []
+    for ranks in LAYOUTS:
+        result = command(*TINY, *settings, "--out", f"n{ranks}", ranks=ranks)
+        assert result.returncode == 0, result.stderr
+        runs.append(load_run(tmp_path / f"n{ranks}"))
+    first = runs[0]
+    for run in runs[1:]:
+        assert run.final["client_sha256"] == first.final["client_sha256"]
+        assert run.final["server_sha256"] == first.final["server_sha256"]
+        for name, values in first.rounds.items():
+            if not name.startswith("seconds_"):
+                np.testing.assert_array_equal(run.rounds[name], values, err_msg=name)
+
+
+def test_rank_0_says_once_that_ranks_are_spare(command):
+    out = command(*TINY, "--partition", "m1", ranks=7).stdout
+    assert out.count("2 of the ranks have nothing to do") == 1
+    assert out.count("average accuracy") == 1
+
+
+def test_bad_input_is_said_once_on_several_ranks(command):
+    result = command("--dataset", "youtub", ranks=3)
+    assert result.returncode == 2
+    assert result.stderr.count("unknown dataset 'youtub'") == 1
+
+
+def test_a_fault_found_after_the_start_ends_all_ranks(command, tmp_path):
+    (tmp_path / "data").write_text("a file where the stores should be")
+    began = time.monotonic()
+    result = command(*TINY, ranks=3)
+    assert result.returncode == 2
+    assert "cannot write" in result.stderr
+    assert time.monotonic() - began < 90
+
+
+BREAK_CLIENT = """
+import sys
+from mfedpba_mpi.methods.mfedpba import MFedPBAClient
+good = MFedPBAClient.update
+def update(self, t, phase, inbox):
+    if (self.k, t) == (2, 2): raise ZeroDivisionError("made to fail")
+    return good(self, t, phase, inbox)
+MFedPBAClient.update = update
+from mfedpba_mpi.cli import main
+main()
+"""
+
+
+def test_an_exception_on_one_rank_ends_all_and_names_rank_client_and_round(tmp_path):
+    line = ["mpirun", "-n", "5", sys.executable, "-c", BREAK_CLIENT, *map(str, TINY), "--out", "out"]
+    began = time.monotonic()
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert time.monotonic() - began < 90
+    assert result.returncode != 0
+    assert "rank 3, round 2, client 2: ZeroDivisionError: made to fail" in result.stderr
+    assert load_run(tmp_path / "out").status == "failed"
+
+
+SPARE = """
+import os, resource, sys, time
+from mfedpba_mpi.comm.launcher import announced
+began = time.monotonic()
+from mfedpba_mpi.cli import main
+try:
+    main()
+finally:
+    if announced()[0] == 6:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        with open("spare.txt", "w") as file:
+            file.write(f"{used.ru_utime + used.ru_stime} {time.monotonic() - began}")
+"""
+
+
+def test_a_spare_rank_leaves_the_cores_alone(tmp_path):
+    """Many rounds, so that the spare rank's own start does not count for much."""
+    settings = [*map(str, TINY[:-1]), "300", "--partition", "m1"]
+    line = ["mpirun", "-n", "7", sys.executable, "-c", SPARE, *settings]
+    subprocess.run(line, cwd=tmp_path, capture_output=True, check=True, timeout=300, env=os.environ)
+    cpu, wall = map(float, (tmp_path / "spare.txt").read_text().split())
+    assert cpu < 0.05 * wall, f"{cpu:.2f} s of CPU in {wall:.1f} s"
