@@ -55,6 +55,10 @@ class RunConfig:
     families: tuple[str, ...] = option(
         (), "draw extractors only from these families", choices=tuple(FAMILIES), group=CLIENTS
     )
+    init: str = option(
+        "pytorch", "first weights: PyTorch's defaults (He's in convolutions), or He's in all hidden layers",
+        choices=("pytorch", "he"), group=CLIENTS,
+    )  # fmt: skip
     normalise: str = option(
         "standard", "dense inputs by the client's own mean and deviation, sparse rows by their norm",
         choices=("standard", "none"), group=CLIENTS,

@@ -103,7 +103,7 @@ class Client(ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(config.seed, "weights", k))
             self.model = ClientModel(
-                modalities, self.spec.architectures, problem.d, problem.C, config.fusion
+                modalities, self.spec.architectures, problem.d, problem.C, config.fusion, config.init
             ).to(device)  # fmt: skip
         rows = [modality_rows(data.values[m], data.n_train, config.normalise, device) for m in self.spec.modalities]
         labels = torch.tensor(data.labels, device=device)

@@ -26,12 +26,18 @@ class ClientModel(nn.Module):
     """
 
     def __init__(
-        self, modalities: Sequence[Modality], architectures: Sequence[Architecture], d: int, classes: int, fusion: str
+        self,
+        modalities: Sequence[Modality],
+        architectures: Sequence[Architecture],
+        d: int,
+        classes: int,
+        fusion: str,
+        init: str = "pytorch",
     ):
         super().__init__()
         self.fusion = fusion
         self.extractors = nn.ModuleList(
-            build_extractor(architecture, modality, d)
+            build_extractor(architecture, modality, d, init)
             for architecture, modality in zip(architectures, modalities, strict=True)
         )
         self.classifier = nn.Linear(d * len(modalities) if fusion == "concat" else d, classes)

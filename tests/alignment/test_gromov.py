@@ -165,6 +165,16 @@ def test_the_default_tolerance_holds_for_the_plan_returned(n: int, e_0: float) -
     assert again.iterations == 1
 
 
+@pytest.mark.parametrize("n", [10, 102])
+def test_newtons_steps_that_go_astray_start_anew(n: int) -> None:
+    """From potentials so far off that no damped step leads back."""
+    C1, C2 = problems(n)
+    astray = 1e6 * points(3, n, seed=5)[0]
+    result = entropic_gromov_wasserstein(C1, C2, 0.5 / n, identity(n, 3), astray, tol=1e-9)
+    assert torch.equal(result.T, solve(C1, C2, 0.5 / n, identity(n, 3)).T)
+    assert result.residual.max() <= 1e-9
+
+
 def test_an_unfinished_plan_says_so() -> None:
     C1, C2 = problems(10)
     result = solve(C1, C2, 0.05, identity(10, 3), tol=1e-6, max_iterations=2)

@@ -126,13 +126,33 @@ def test_images_are_the_row_folded_row_by_row() -> None:
     assert fold(torch.arange(1.0, 8.0)[None])[0, 0].tolist() == [[1, 2, 3], [4, 5, 6], [7, 0, 0]]
 
 
+def spread(module: nn.Module, x: Tensor) -> float:
+    """How well a module's outputs tell samples apart."""
+    return float(module(x).detach().std(0).mean())
+
+
 @pytest.mark.parametrize("family", ["DNN", "CNN1D", "CNN2D", "TextCNN"])
-def test_the_signal_neither_fades_nor_grows(family: str) -> None:
-    """Features tell samples apart about as well after a deep network as after a shallow one."""
+def test_by_he_the_signal_neither_fades_nor_grows(family: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(200, 500)
-    shallow, deep = (float(build_extractor(*example(family, n, 500), D)(x).detach().std(0).mean()) for n in (2, 5))
+    shallow, deep = (spread(build_extractor(*example(family, n, 500), D, init="he"), x) for n in (2, 5))
     assert 0.1 < deep / shallow < 10
+
+
+@pytest.mark.parametrize("family", ["CNN1D", "CNN2D"])
+def test_by_default_it_passes_the_convolutions(family: str) -> None:
+    torch.manual_seed(0)
+    parts = list(build_extractor(*example(family, 5, 500), D).children())
+    flatten = next(i for i, part in enumerate(parts) if isinstance(part, nn.Flatten))
+    assert 0.1 < spread(nn.Sequential(*parts[:flatten]), torch.randn(200, 500)) < 3
+
+
+def test_by_default_linear_layers_start_as_pytorch_starts_them() -> None:
+    """U(-1/sqrt(n), 1/sqrt(n)): deviation 1/sqrt(3 n)."""
+    torch.manual_seed(0)
+    layer = build_extractor(*example("DNN", 3, 3000), D)[0]
+    assert float(layer.weight.detach().std()) == pytest.approx((3 * 3000) ** -0.5, rel=0.02)
+    assert layer.bias.any()
 
 
 def test_sparse_weights_are_drawn_like_dense_ones() -> None:
