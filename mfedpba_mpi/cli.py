@@ -14,7 +14,7 @@ from typing import Any, get_origin
 import click
 
 from mfedpba_mpi import __version__
-from mfedpba_mpi.comm.launcher import announced
+from mfedpba_mpi.comm.launcher import announced, first_on_node
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, preset_of, read_toml
 from mfedpba_mpi.data.commands import PathType, data, data_dir_option
 from mfedpba_mpi.errors import RankFailed, RunError, UserError
@@ -205,8 +205,8 @@ def describe_error(error: BaseException) -> str:
 def _exit(message: str, code: int) -> None:
     """End this process, and with it all ranks, with one line from one of them (none where `message` is empty).
 
-    Before MPI has started every rank finds the same fault, so the others leave it to rank 0 for a while; a rank that is
-    still alive then has met something of its own.
+    Before MPI has started the ranks of a node find the same fault, so one of them says it, and other nodes leave it to
+    rank 0 for a while: where it is alive they have met something of their own.
     """
     rank, size = announced()
     started = "mpi4py.MPI" in sys.modules
@@ -214,6 +214,7 @@ def _exit(message: str, code: int) -> None:
         message = f"rank {rank}, {message}"
     elif rank > 0:
         time.sleep(5)
+        message = message if first_on_node() else ""
     if message:
         print(f"mfedpba-mpi: {message}", file=sys.stderr, flush=True)
     if started:

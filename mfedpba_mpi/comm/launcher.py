@@ -22,6 +22,14 @@ def announced() -> tuple[int, int]:
     return 0, 1
 
 
+def first_on_node() -> bool:
+    """Whether no lower rank shares this process's node, as far as the launcher says."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        if name in os.environ:
+            return os.environ[name] == "0"
+    return True
+
+
 def on_terminal() -> bool:
     """Whether someone is looking. Open MPI gives every rank a terminal; that of a redirected mpirun has no size."""
     return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
