@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +60,7 @@ class End:
     sha256: Sequence[str]  # of each client's final state
     server_sha256: str
     prototypes: Mapping[int, Mapping[str, Tensor]]  # each client's final E (|M_k|, C, d) and I (C, C)
-    reply: Message  # the server's last
+    news: Message  # the newest of everything the server has sent to all
 
 
 class Observer(Protocol):
@@ -166,18 +166,29 @@ def sha256(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 class Federation:
-    """The clients of this rank, the server if it is here, and what they were last told."""
+    """The clients of this rank, the server if it is here, and what they were last told.
+
+    `news` is the newest of everything the server has sent to all, by name; `inbox` what each client has received of it.
+    """
 
     def __init__(
         self, config: RunConfig, comm: Comm, method: Method, clients: Mapping[int, Client], server: Server | None
     ):
         self.config, self.comm, self.method, self.clients, self.server = config, comm, method, clients, server
-        self.inbox: dict[int, Message] = {}
-        self.last_reply: Message = {}
+        self.inbox: dict[int, Message] = {k: {} for k in clients}
+        self.news: Message = {}
         self.began = time.perf_counter()
         if method.reply(0, 0, 0).size:
-            first = comm.broadcast(server.first_message() if server else None, method.reply(0, 0, 0))
-            self.inbox = dict.fromkeys(clients, first)
+            self.news = comm.broadcast(server.first_message() if server else None, method.reply(0, 0, 0))
+            self._deliver(clients)
+        for k, client in clients.items():
+            client.begin(self.inbox[k])
+
+    def _deliver(self, clients: Iterable[int]) -> None:
+        """Let these clients have the news, those of them that are of this rank."""
+        for k in clients:
+            if k in self.inbox:
+                self.inbox[k] = {**self.inbox[k], **self.news}
 
     def participants(self, t: int) -> list[int]:
         """The clients drawn for round `t`, ascending."""
@@ -192,7 +203,8 @@ class Federation:
         clock = Clock()
         active = self.participants(t)
         evaluating = t % self.config.eval_every == 0 or t == self.config.rounds
-        scores: dict[int, tuple[int, int]] = {}
+        scores: dict[int, list[int]] = {}
+        self._deliver(active)
         K = self.method.problem.K
         sent = {name: np.zeros(K, np.int64) for name in ("bytes_up", "bytes_down", "wire_up", "wire_down")}
         for phase in range(self.method.phases):
@@ -201,7 +213,7 @@ class Federation:
             uploads = self._update(t, phase, active, clock)
             received = self.comm.gather(uploads, up) if _any(up) else {}
             if evaluating and phase == self.method.phases - 1 and not self.method.predicts_from_reply:
-                scores = self._evaluate(clock)  # while the server, if it is elsewhere, works
+                scores = self._evaluate(t, clock)  # while the server, if it is elsewhere, works
             self._reply(t, phase, received, down, clock)
             for k in active:
                 sent["bytes_up"][k] += up[k].payload_bytes
@@ -209,12 +221,12 @@ class Federation:
                 sent["wire_up"][k] += up[k].wire_bytes
                 sent["wire_down"][k] += down[k].wire_bytes
         if evaluating and self.method.predicts_from_reply:
-            scores = self._evaluate(clock)
+            scores = self._evaluate(t, clock)
         values = self._gather_metrics(active, scores, clock)
         if self.comm.is_server:
             values |= sent | self._times(clock, values.pop("ranks"))
             values["participants"] = np.isin(np.arange(K), active)
-            values["wire_up"] += 8 * (len(self.method.client_terms) + 2)  # the metrics
+            values["wire_up"] += 8 * self._width  # the metrics
             values |= self.server.record if self.server else {}
         warnings = tuple(self.server.warnings) if self.server else ()
         if self.server:
@@ -227,12 +239,12 @@ class Federation:
             for k, client in self.clients.items():
                 if k in active:
                     with located(f"client {k}"):
-                        uploads[k] = client.update(t, phase, self.inbox.get(k))
+                        uploads[k] = client.update(t, phase, self.inbox[k])
             return uploads
 
-    def _evaluate(self, clock: Clock) -> dict[int, tuple[int, int]]:
+    def _evaluate(self, t: int, clock: Clock) -> dict[int, list[int]]:
         with clock("eval"):
-            return {k: client.evaluate(self.inbox.get(k)) for k, client in self.clients.items()}
+            return {k: client.evaluate(t, self.inbox[k]) for k, client in self.clients.items()}
 
     def _reply(
         self, t: int, phase: int, received: Mapping[int, Message], down: Mapping[int, Layout], clock: Clock
@@ -245,33 +257,39 @@ class Federation:
         if not _any(down):
             return
         if self.method.replies_differ(t, phase):
-            self.inbox |= self.comm.scatter(reply or {}, down)
+            for k, own in self.comm.scatter(reply or {}, down).items():
+                self.inbox[k] = {**self.inbox[k], **own}
         else:
-            self.last_reply = self.comm.broadcast(reply, next(iter(down.values())))
-            self.inbox = dict.fromkeys(self.clients, self.last_reply)
+            self.news = {**self.news, **self.comm.broadcast(reply, next(iter(down.values())))}
+            self._deliver(down)
 
-    def _gather_metrics(
-        self, active: Sequence[int], scores: Mapping[int, tuple[int, int]], clock: Clock
-    ) -> dict[str, Any]:
+    @property
+    def _width(self) -> int:
+        """Numbers a client reports each round: its losses, items tested, correct ones by each predictor."""
+        return len(self.method.client_terms) + 1 + len(self.method.predictors)
+
+    def _gather_metrics(self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock) -> dict[str, Any]:
         """Losses and scores of all clients, and the ranks' times, on rank 0: one small gather."""
-        terms = self.method.client_terms
-        rows = np.full((len(self.clients) + 1, max(len(terms) + 2, 2)), np.nan)
+        terms, predictors = self.method.client_terms, self.method.predictors
+        rows = np.full((len(self.clients) + 1, self._width), np.nan)
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):
             if k in active:
                 row[: len(terms)] = [client.losses[term] for term in terms]
-            row[-2:] = scores.get(k, (-1, -1))
+            row[len(terms) :] = scores.get(k, -1)
         rows[-1, :2] = clock.seconds["train"], clock.seconds["eval"]
         gathered = self.comm.gather_rows(rows)
         if not gathered:
             return {}
         order = np.argsort([k for clients in self.comm.ranks for k in clients])
         table = np.concatenate([part[:-1] for part in gathered])[order]
-        correct, tested = table[:, -2].astype(np.int64), table[:, -1].astype(np.int64)
-        accuracy = np.where(tested > 0, correct / np.maximum(tested, 1), np.nan)
+        tested, *correct = table[:, len(terms) :].T.astype(np.int64)
+        accuracy = [np.where(tested > 0, hits / np.maximum(tested, 1), np.nan) for hits in correct]
         values = {f"loss_{term}": table[:, i] for i, term in enumerate(terms)}
+        if len(predictors) > 1:
+            values |= {f"accuracy_{name}": part for name, part in zip(predictors, accuracy, strict=True)}
         return values | {
-            "accuracy": accuracy,
-            "correct": correct,
+            "accuracy": accuracy[0],
+            "correct": correct[0],
             "tested": tested,
             "ranks": np.stack([part[-1, :2] for part in gathered]),
         }
@@ -310,7 +328,7 @@ class Federation:
         found = self.comm.gather(messages, layouts)
         digests = [bytes(message.pop("sha256").to(torch.uint8).tolist()).hex() for message in found.values()]
         server = sha256(self.server.state()).hex() if self.server else ""
-        return End(digests, server, found, self.last_reply)
+        return End(digests, server, found, self.news)
 
 
 class Clock:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
@@ -30,6 +30,7 @@ from mfedpba_mpi.rng import generator, torch_seed
 
 ModalityRows = DenseRows | SparseRows
 
+LEAST_FOR_BATCHNORM = 4  # see `Client.epoch`
 _EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
 
 
@@ -89,11 +90,15 @@ class Epoch:
             yield number, slice(start, stop), [x.batch(start, stop) for x in self.xs]
 
 
-BatchLoss = Callable[[int, slice, Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]
+BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
+"""``loss(number, rows, Z) -> (loss, terms)``: number of the batch, its rows of the epoch, features Z (|M_k|, b, d)."""
 
 
 class Client(ABC):
-    """A client's data, network and local training; a method adds its loss and its messages."""
+    """A client's data, network and local training; a method adds its loss and its messages.
+
+    What a method trains besides extractors and classifier it adds to `model`, so that it belongs to the client's state.
+    """
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         self.k, self.problem, self.device = k, problem, device
@@ -112,27 +117,43 @@ class Client(ABC):
         self.test_rows, self.test_labels = [x.take(test) for x in rows], labels[data.n_train :]
         self.losses: dict[str, float] = {}
 
-    @abstractmethod
-    def update(self, t: int, phase: int, inbox: Message | None) -> Message:
-        """Train (or prepare) in round `t`, given the last message from the server; return what is uploaded."""
+    def begin(self, inbox: Message) -> None:  # noqa: B027
+        """Take up the server's first message, before round 1."""
 
-    def evaluate(self, inbox: Message | None) -> tuple[int, int]:
-        """(correct, tested) items of the test rows."""
-        correct = tested = 0
-        for rows, _, logits in self.clean_pass(self.test_rows, len(self.test_labels)):
-            hits = logits.argmax(-1) == self.test_labels[rows]
-            correct, tested = correct + int(hits.sum()), tested + hits.numel()
-        return correct, tested
+    @abstractmethod
+    def update(self, t: int, phase: int, inbox: Message) -> Message:
+        """Train (or prepare) in round `t`; return what is uploaded.
+
+        `inbox` has what the server last sent, by name, from all phases; it is empty before the first message.
+        """
+
+    def predict(self, t: int, Z: Tensor, inbox: Message) -> Sequence[Tensor]:
+        """Classes (items, b) of the features Z (|M_k|, b, d), by each of the method's `predictors`."""
+        return [self.model.logits(Z).argmax(-1)]
+
+    def evaluate(self, t: int, inbox: Message) -> list[int]:
+        """[items tested, correct ones by each of the method's `predictors`] of the test rows."""
+        counts: list[int] = []
+        for rows, Z in self.clean_pass(self.test_rows, len(self.test_labels)):
+            hits = [guess == self.test_labels[rows] for guess in self.predict(t, Z, inbox)]
+            found = [hits[0].numel(), *(int(hit.sum()) for hit in hits)]
+            counts = [a + b for a, b in zip(counts, found, strict=True)] if counts else found
+        return counts
+
+    def trained(self) -> Sequence[tuple[Sequence[nn.Parameter], float]]:
+        """Groups of parameters that a step changes, and their learning rates."""
+        return [(list(self.model.parameters()), self.config.lr)]
 
     def epoch(self, t: int, number: int) -> Epoch:
         """The `number`-th epoch of round `t`: freshly shuffled, the last batch may be short.
 
-        A last batch of one sample is left out where BatchNorm could not work on it.
+        A last batch of fewer than four samples is left out where there is BatchNorm: the variance of two or three
+        values is now and then almost 0, and each layer multiplies the gradient by its inverse root.
         """
         n, size = len(self.train_labels), self.config.batch_size
         order = generator(self.config.seed, "shuffle", self.k, t, number).permutation(n)
         cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
-        if self.model.has_batchnorm and cuts[-1][1] - cuts[-1][0] == 1:
+        if self.model.has_batchnorm and n - cuts[-1][0] < min(LEAST_FOR_BATCHNORM, size) and len(cuts) > 1:
             cuts.pop()
         index = torch.from_numpy(order).to(self.device)
         return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts)
@@ -143,9 +164,11 @@ class Client(ABC):
         Parameters
         ----------
         terms : names of the loss terms, for the log; their means over the batches end up in `self.losses`.
-        make_loss : prepares an epoch and returns ``loss(number, rows, Z, logits) -> (loss, terms)``.
+        make_loss : prepares an epoch and returns its `BatchLoss`.
         """
-        parameters = list(self.model.parameters())
+        groups = self.trained()
+        parameters = [p for group, _ in groups for p in group]
+        cuts = np.cumsum([0, *(len(group) for group, _ in groups)]).tolist()
         totals = torch.zeros(len(terms), device=self.device)
         steps = 0
         self.model.train()
@@ -153,9 +176,10 @@ class Client(ABC):
             epoch = self.epoch(t, number)
             loss_of = make_loss(epoch)
             for batch, rows, xs in epoch.batches():
-                Z = self.model.features(xs)
-                loss, values = loss_of(batch, rows, Z, self.model.logits(Z))
-                sgd_step(parameters, torch.autograd.grad(loss, parameters), self.config.lr)
+                loss, values = loss_of(batch, rows, self.model.features(xs))
+                gradients = torch.autograd.grad(loss, parameters)
+                for i, (group, lr) in enumerate(groups):
+                    sgd_step(group, gradients[cuts[i] : cuts[i + 1]], lr)
                 totals += torch.stack(tuple(values)).detach()
                 steps += 1
         means = (totals / max(steps, 1)).tolist()
@@ -165,13 +189,12 @@ class Client(ABC):
                 raise RunError(f"client {self.k}, round {t}: loss term {term} is not finite ({value}); lower --lr")
 
     @torch.no_grad()
-    def clean_pass(self, xs: Sequence[ModalityRows], n: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """(rows, Z (|M_k|, b, d), logits (items, b, C)) in evaluation mode, piece by piece."""
+    def clean_pass(self, xs: Sequence[ModalityRows], n: int) -> Iterator[tuple[slice, Tensor]]:
+        """(rows, Z (|M_k|, b, d)) in evaluation mode, piece by piece."""
         self.model.eval()
         for start in range(0, n, _EVALUATION_ROWS):
             stop = min(start + _EVALUATION_ROWS, n)
-            Z = self.model.features([x.batch(start, stop) for x in xs])
-            yield slice(start, stop), Z, self.model.logits(Z)
+            yield slice(start, stop), self.model.features([x.batch(start, stop) for x in xs])
 
     @torch.no_grad()
     def prototypes(self) -> dict[str, Tensor]:
@@ -179,10 +202,10 @@ class Client(ABC):
         C = self.problem.C
         E = torch.zeros(len(self.spec.modalities), C, self.problem.d, device=self.device)
         logit_sum = torch.zeros(C, C, device=self.device)
-        for rows, Z, logits in self.clean_pass(self.train_rows, len(self.train_labels)):
+        for rows, Z in self.clean_pass(self.train_rows, len(self.train_labels)):
             members = F.one_hot(self.train_labels[rows], C).to(Z.dtype).T
             E += members @ Z
-            logit_sum += members @ logits.mean(0)
+            logit_sum += members @ self.model.logits(Z).mean(0)
         n = torch.tensor(self.spec.counts, device=self.device).clamp(min=1)[:, None]
         return {"E": E / n, "I": logit_sum / n}
 
@@ -197,7 +220,8 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
     """w <- w - lr g; a sparse gradient touches only its rows."""
     dense = [(p, g) for p, g in zip(parameters, gradients, strict=True) if not g.is_sparse]
-    torch._foreach_add_([p for p, _ in dense], [g for _, g in dense], alpha=-lr)
+    if dense:
+        torch._foreach_add_([p for p, _ in dense], [g for _, g in dense], alpha=-lr)
     for p, g in zip(parameters, gradients, strict=True):
         if g.is_sparse:
             p.add_(g, alpha=-lr)
@@ -237,6 +261,11 @@ class Method(ABC):
         self.problem = problem
         self.params: Any = problem.config.params
 
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """Ways to predict, the method's own first; several are logged as /rounds/accuracy_<predictor>."""
+        return ("classifier",)
+
     @abstractmethod
     def client(self, k: int, data: ClientData, device: torch.device) -> Client:
         """Client k."""
@@ -250,9 +279,12 @@ class Method(ABC):
         return NOTHING
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
-        """Layout of the reply to client k."""
+        """Layout of the reply to client k; that of round 0 is `Server.first_message`'s."""
         return NOTHING
 
     def replies_differ(self, t: int, phase: int) -> bool:
-        """Whether each client gets a reply of its own (a scatter) instead of the same (a broadcast)."""
+        """Whether each client gets a reply of its own (a scatter) instead of the same (a broadcast).
+
+        What is scattered needs names that nothing broadcast has: an inbox holds both.
+        """
         return False

@@ -13,13 +13,13 @@ from mfedpba_mpi.methods.base import BatchLoss, Client, Epoch, Method, cross_ent
 class LocalClient(Client):
     """A client that minimises cross-entropy."""
 
-    def update(self, t: int, phase: int, inbox: Message | None) -> Message:
+    def update(self, t: int, phase: int, inbox: Message) -> Message:
         self.train(t, Local.client_terms, self._loss)
         return {}
 
     def _loss(self, epoch: Epoch) -> BatchLoss:
-        def loss(number: int, rows: slice, Z: Tensor, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
-            ce = cross_entropy(logits, epoch.y[rows])
+        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
+            ce = cross_entropy(self.model.logits(Z), epoch.y[rows])
             return ce, [ce]
 
         return loss

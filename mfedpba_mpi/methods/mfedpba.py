@@ -65,7 +65,7 @@ class MFedPBAClient(Client):
         self.lambda_1 = 0.0 if "fea" in params.without else params.lambda_1
         self.lambda_2 = 0.0 if "logit" in params.without else params.lambda_2
 
-    def update(self, t: int, phase: int, inbox: Message | None) -> Message:
+    def update(self, t: int, phase: int, inbox: Message) -> Message:
         self.train(t, MFedPBA.client_terms, lambda epoch: self._client_loss(epoch, inbox))
         uploads = self.prototypes()
         for name, value in uploads.items():
@@ -73,14 +73,15 @@ class MFedPBAClient(Client):
                 raise RunError(f"client {self.k}, round {t}: prototypes {name} are not finite; lower --lr")
         return uploads
 
-    def _client_loss(self, epoch: Epoch, inbox: Message | None) -> BatchLoss:
+    def _client_loss(self, epoch: Epoch, inbox: Message) -> BatchLoss:
         """L_ce + lambda_1 L_fea + lambda_2 L_logit; L_ce alone before the first broadcast."""
         classes = BatchClasses(epoch, self.config.batch_size)
         feature = feature_term(classes, *self._own(inbox)) if inbox and self.lambda_1 else None
         logit = logit_term(classes, inbox["I_G"], inbox["I_present"] > 0) if inbox and self.lambda_2 else None
         zero = torch.zeros((), device=self.device)
 
-        def loss(number: int, rows: slice, Z: Tensor, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
+        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
+            logits = self.model.logits(Z)
             total = ce = cross_entropy(logits, epoch.y[rows])
             fea = kl = zero
             if feature:

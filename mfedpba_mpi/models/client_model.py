@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.models.architecture import Architecture
@@ -47,10 +46,14 @@ class ClientModel(nn.Module):
         """Z (|M_k|, B, d), one slice per owned modality."""
         return torch.stack([extractor(x) for extractor, x in zip(self.extractors, xs, strict=True)])
 
-    def logits(self, Z: Tensor) -> Tensor:
-        """Items' logits (items, B, C): one item a sample, or |M_k| of them for ``separate``."""
+    def fuse(self, Z: Tensor) -> Tensor:
+        """What is classified, (items, B, width): one item a sample, or |M_k| of them for ``separate``."""
         if self.fusion == "sum":
-            Z = Z.sum(0, keepdim=True)
-        elif self.fusion == "concat":
-            Z = Z.transpose(0, 1).flatten(1).unsqueeze(0)
-        return F.linear(Z, self.classifier.weight, self.classifier.bias)
+            return Z.sum(0, keepdim=True)
+        if self.fusion == "concat":
+            return Z.transpose(0, 1).flatten(1).unsqueeze(0)
+        return Z
+
+    def logits(self, Z: Tensor) -> Tensor:
+        """Items' logits (items, B, C) of the features Z (|M_k|, B, d)."""
+        return self.classifier(self.fuse(Z))

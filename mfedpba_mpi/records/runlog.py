@@ -12,6 +12,7 @@ rank 0 writes.
                      threads, started, modalities, classes
     /rounds/         one row a round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
+        accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
         loss_ce, loss_fea, loss_logit (T, K)    means over the round's batches; NaN for clients that did not take part
         server_rec, server_con, server_align (T,)    at the last server step of the round
         gw_residual, gw_iterations (T,)    MFedPBA's transport plans: the round's largest residual, all its iterations
@@ -22,7 +23,7 @@ rank 0 writes.
     /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1),
                      architectures (K,) JSON, rank (K,)
     /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
-                     present (K, C), and the server's last reply: P_G, P_present, I_G, I_present
+                     and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present)
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class RunLog:
     def start(self, start: Start) -> None:
         """Create the log with everything known before round 1."""
         config = start.problem.config
-        file = self._file = h5py.File(LOG_NAME, "w", driver="core", backing_store=False, libver=("v108", "v108"))
+        name = f"log {id(self)}"  # HDF5 wants one that no other open file has
+        file = self._file = h5py.File(name, "w", driver="core", backing_store=False, libver=("v108", "v108"))
         file.attrs.update(
             config=config.to_json(), seed=config.seed, method=config.method, dataset=start.store.info.name,
             data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, version=__version__,
@@ -80,14 +82,19 @@ class RunLog:
         """Add what is known at the end, and say that the run is complete."""
         assert self._file
         _write_final(self._file.create_group("final"), self._file["partition/modalities"][()], end)
-        self._file.attrs["status"] = "complete"
-        self._publish(self._file)
+        self._close("complete")
 
     def abandon(self, status: str, reason: str) -> None:
         """Say why a run that was begun will not end; nothing where there is no log, as off rank 0."""
-        if self._file and self._file.attrs["status"] == "running":
-            self._file.attrs.update(status=status, reason=reason)
-            self._publish(self._file)
+        if self._file:
+            self._file.attrs["reason"] = reason
+            self._close(status)
+
+    def _close(self, status: str) -> None:
+        assert self._file
+        self._file.attrs["status"] = status
+        self._publish(self._file)
+        self._file.close()
 
     def _publish(self, file: h5py.File) -> None:
         """Put the log as it is now in the place of the last one, in one step."""
@@ -136,5 +143,5 @@ def _write_final(group: h5py.Group, owned: np.ndarray, end: End) -> None:
     group["E"] = np.concatenate([message["E"].cpu().numpy() for message in end.prototypes.values()])
     group["E_client"], group["E_modality"] = np.nonzero(owned)
     group["I"] = np.stack([message["I"].cpu().numpy() for message in end.prototypes.values()])
-    for name, value in end.reply.items():
+    for name, value in end.news.items():
         group[name] = value.cpu().numpy()

@@ -1,0 +1,30 @@
+"""Local training as every method shares it."""
+
+from typing import NamedTuple
+
+import pytest
+
+
+class OneClient(NamedTuple):
+    values: dict
+    labels: list
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "batchnorm", "cuts"),
+    [
+        (14, 12, False, [(0, 12), (12, 14)]),
+        (14, 12, True, [(0, 12)]),  # the variance of two values may be almost 0
+        (16, 12, True, [(0, 12), (12, 16)]),
+        (3, 12, True, [(0, 3)]),  # all there is
+        (5, 2, True, [(0, 2), (2, 4)]),  # small batches, if they are asked for
+    ],
+)
+def test_a_last_batch_too_small_for_batchnorm_is_left_out(by_hand, n, size, batchnorm, cuts):
+    data = OneClient({0: [(i, i) for i in range(n)]}, [0] * n)
+    client = by_hand("local", [data], modalities=1, batch_size=size).clients[0]
+    client.model.has_batchnorm = batchnorm
+    epoch = client.epoch(1, 0)
+    assert epoch.cuts == cuts
+    assert sorted(epoch.xs[0].values[:, 0].tolist()) == list(range(n))
+    assert epoch.xs[0].values[:, 0].tolist() != client.epoch(2, 0).xs[0].values[:, 0].tolist()
