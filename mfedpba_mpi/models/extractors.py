@@ -73,9 +73,11 @@ class Parallel(nn.ModuleList):
 class ResidualBlock(nn.Module):
     """x + ReLU(BatchNorm(Linear(x))), with a Linear projection of x where the width changes."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, scale: float) -> None:
         super().__init__()
-        self.branch = nn.Sequential(nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True))
+        normalise = nn.BatchNorm1d(outputs)
+        nn.init.constant_(normalise.weight, scale)
+        self.branch = nn.Sequential(nn.Linear(inputs, outputs), normalise, nn.ReLU(inplace=True))
         self.skip = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,11 +134,15 @@ class TextCNN(nn.Sequential):
 
 
 class Resmodel(nn.Sequential):
-    """Linear, n residual blocks, Linear."""
+    """Linear, n residual blocks, Linear.
+
+    The branches start at 1/sqrt(n), so that the sum of n of them starts at the size of one. At full size the last
+    layer's input is so long that a strong pull on the features (FedTGP's lambda of 10) makes plain SGD diverge at once.
+    """
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
         widths = architecture.widths
-        blocks = [ResidualBlock(a, b) for a, b in pairwise((widths[0], *widths))]
+        blocks = [ResidualBlock(a, b, len(widths) ** -0.5) for a, b in pairwise((widths[0], *widths))]
         super().__init__(_first(modality, widths[0]), *blocks, nn.Linear(widths[-1], d))
 
 
@@ -183,5 +189,5 @@ def initialise_by_he(extractor: nn.Module) -> None:
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """Whether training on a batch of one sample would fail."""
+    """Whether the module cannot train on batches of any size."""
     return any(isinstance(part, nn.BatchNorm1d) for part in module.modules())
