@@ -83,6 +83,10 @@ class RunConfig:
         values = {name: getattr(self, name) for name in fields_of(type(self)) if name != "params"}
         return json.dumps(values | {self.method: dataclasses.asdict(self.params)})
 
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as it is read back from JSON."""
+        return json.loads(self.to_json())
+
     @property
     def run_name(self) -> str:
         """``<dataset>-<partition>-<method>-s<seed>``, the default name of the run's directory."""
@@ -116,13 +120,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def make_config(given: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> RunConfig:
+def make_config(
+    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, flags: Mapping[str, Any] | None = None
+) -> RunConfig:
     """Merge what the user gave, the file and the preset; every value is checked, every unknown key refused.
 
     Parameters
     ----------
     given : settings by name; a method's parameters under the method's name, e.g. ``{"mfedpba": {"lambda_1": 0.1}}``.
     file : the same, from a TOML file; `given` wins over it.
+    flags : parameters of whatever method the run has, by their name alone.
     """
     known = fields_of(RunConfig)
     file = file or {}
@@ -138,10 +145,16 @@ def make_config(given: Mapping[str, Any], file: Mapping[str, Any] | None = None)
     preset = preset_of(str(settings["dataset"]))
     merged = {name: value for name, value in preset.items() if name in known} | settings
     config = RunConfig(**{name: check(RunConfig, name, value) for name, value in merged.items()})
-    config = dataclasses.replace(config, params=make_params(config.method, tables, preset))
+    config = dataclasses.replace(config, params=make_params(config.method, tables, preset, flags or {}))
     shape = [name for name in ("samples", "classes", "dims") if settings.get(name)]
     if shape and config.dataset != "synthetic":
         raise UserError(f"--{shape[0]} goes with --dataset synthetic only; {config.dataset} has a shape of its own")
+    fusions = METHODS[config.method].fusions
+    if config.fusion not in fusions:
+        raise UserError(
+            f"fusion: {config.method} shares features or classifiers between clients with different modalities, which "
+            f"{config.fusion} makes differently wide; use {' or '.join(fusions)}"
+        )
     if config.method == "mfedpba" and config.feature_dim % 2:
         raise UserError(f"feature-dim: {config.feature_dim} is odd; mfedpba's autoencoder halves it, so make it even")
     return config

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mfedpba_mpi.console import console, table
+from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
 from mfedpba_mpi.simulation import End, Round, Start
@@ -26,10 +27,11 @@ class Screen:
     ----------
     directory : where the run's log is.
     spare : how many ranks have nothing to do.
+    brief : no table at the end.
     """
 
-    def __init__(self, directory: Path, spare: int):
-        self.directory, self.spare = directory, spare
+    def __init__(self, directory: Path, spare: int, brief: bool = False):
+        self.directory, self.spare, self.brief = directory, spare, brief
         self.console = console()
         self.bar: Progress | None = None
         self.accuracy = float("nan")
@@ -38,16 +40,17 @@ class Screen:
         config, info = start.problem.config, start.store.info
         origin = "SYNTHETIC stand-in" if start.store.origin == "synthetic" else "real"
         self.console.print(
-            f"[bold]{config.method}[/] on [bold]{info.name}[/] ({origin} data: {info.samples} samples, {info.classes} "
-            f"classes, {start.problem.M} modalities), partition {config.partition}, {start.problem.K} clients, "
-            f"fusion {config.fusion}, seed {config.seed}"
+            f"[bold]{METHODS[config.method].label}[/] on [bold]{info.name}[/] ({origin} data: {info.samples} samples, "
+            f"{info.classes} classes, {start.problem.M} modalities), partition {config.partition}, "
+            f"{start.problem.K} clients, fusion {config.fusion}, seed {config.seed}"
         )
         workers = len(start.ranks) - 1
         where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
         self.console.print(f"{where}, {start.environment['mpi']}; log {self.directory / LOG_NAME}")
         if self.spare:
             needed = start.problem.K + 1
-            self.console.print(f"{self.spare} of the ranks have nothing to do: {needed} would do")
+            idle = "1 rank has" if self.spare == 1 else f"{self.spare} ranks have"
+            self.console.print(f"{idle} nothing to do: {needed} ranks would do")
         self.rounds = config.rounds
         self.began = self.spoke = time.monotonic()
         if self.console.is_terminal:
@@ -62,7 +65,7 @@ class Screen:
         tested = result.values["tested"]
         if tested.max() >= 0:
             self.accuracy = result.values["correct"].sum() / tested.sum()
-        words = f"accuracy {self.accuracy:6.2%}"
+        words = "" if np.isnan(self.accuracy) else f"accuracy {self.accuracy:6.2%}"
         for warning in result.warnings:
             self.console.print(f"[yellow]round {result.t}: {warning}[/]")
         now = time.monotonic()
@@ -76,7 +79,7 @@ class Screen:
 
     def end(self, end: End) -> None:
         self.stop()
-        for line in summary(load_run(self.directory)):
+        for line in () if self.brief else summary(load_run(self.directory)):
             self.console.print(line)
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import check, fields_of, nearest, option, unknown
@@ -17,14 +17,139 @@ if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Method
 
 
+class Parameters:
+    """A method's hyper-parameters; the docstring is its sentence.
+
+    `fusions` are those it works with: ``concat`` makes features and classifiers of clients with different modalities
+    differently wide, so that they cannot be shared.
+    """
+
+    label: ClassVar[str]  # its name wherever its numbers are shown
+    fusions: ClassVar[tuple[str, ...]] = ("sum", "separate")
+
+
 @dataclass(frozen=True)
-class Local:
+class Local(Parameters):
     """Every client trains alone with cross-entropy; nothing is sent."""
 
+    label = "Local"
+    fusions = ("sum", "concat", "separate")
+
 
 @dataclass(frozen=True)
-class MFedPBA:
+class FedProto(Parameters):
+    """Clients are pulled towards the mean of all clients' class prototypes (Tan et al., AAAI 2022)."""
+
+    label = "FedProto"
+
+    lam: float = option(1.0, "weight lambda of the pull towards the global prototypes", low=0)
+    predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))
+    proto_scope: str = option("fused", "prototypes of the fused feature or of each one", choices=("fused", "modality"))
+    proto_source: str = option(
+        "clean", "prototypes from a clean pass after training, or from the features seen in training",
+        choices=("clean", "train"),
+    )  # fmt: skip
+    proto_weighting: str = option(
+        "uniform", "clients count the same, or by their samples of the class", choices=("uniform", "samples")
+    )
+
+
+@dataclass(frozen=True)
+class FedTGP(Parameters):
+    """FedProto with prototypes that the server trains, kept apart by an adaptive margin (Zhang et al., AAAI 2024)."""
+
+    label = "FedTGP"
+
+    lam: float = option(10.0, "weight lambda of the pull towards the global prototypes", low=0)
+    predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))
+    server_epochs: int = option(100, "server epochs S a round over the uploaded prototypes", low=0)
+    server_lr: float | None = option(None, "server learning rate [default: the clients']", above=0)
+    server_batch: int | None = option(None, "server batch size [default: the clients']", low=1)
+    margin: float = option(100.0, "largest margin between classes, tau_m", low=0)
+    hidden: int | None = option(None, "hidden width of the prototype network [default: d]", low=1)
+
+
+@dataclass(frozen=True)
+class FedPall(Parameters):
+    """Adversarial and contrastive alignment, and a classifier trained on mixed features (Zhang et al., ICCV 2025)."""
+
+    label = "FedPall"
+
+    mu: float = option(0.1, "weight of the InfoNCE term", low=0)
+    beta: float = option(0.1, "weight of the adversarial term", low=0)
+    temperature: float = option(3.0, "temperature T of InfoNCE", above=0)
+    server_epochs: int = option(3, "server epochs r a round, for the classifier and for the discriminator", low=0)
+    server_lr: float | None = option(None, "server learning rate [default: the clients']", above=0)
+    momentum: float = option(0.9, "momentum of the server's SGD", low=0, high=1)
+    weight_decay: float = option(1e-5, "weight decay of the server's SGD", low=0)
+    mix_low: float = option(
+        0.8, "a feature's share g in its mix with the prototype is drawn from U(this, 1)", low=0, high=1
+    )
+    keep: float = option(0.9, "share of the features that the mask lets through", above=0, high=1)
+    rho: float = option(1.0, "share of the global classifier in the client's at the start of a round", low=0, high=1)
+    disc_hidden: int = option(64, "width of the discriminator (the original: 512)", low=1)
+    upload: str = option(
+        "samples", "what the server trains on: every sample's mixed feature, or mixed prototypes weighted by counts",
+        choices=("samples", "prototypes"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Harmony(Parameters):
+    """Unimodal classifiers first, then fusion in clusters of like modality bias (Ouyang et al., MobiSys 2023)."""
+
+    label = "Harmony"
+
+    stage1_rounds: int | None = option(None, "rounds T1 of the first stage [default: two thirds]", low=1)
+    encoder_lr_factor: float = option(0.1, "extractors' learning rate in stage 2, relative to --lr", low=0)
+    clusters: int | None = option(None, "clusters G [default: 2 to 10 clients, 3 to 20, else sqrt(K/2)]", low=1)
+    average: str = option(
+        "updates", "what is averaged in a cluster: classifiers' updates or weights", choices=("updates", "weights")
+    )
+    stage2_clients: str = option("all", "who takes part in stage 2", choices=("all", "multimodal"))
+    fusion_init: str = option(
+        "mean", "stage 2 starts from the mean of the unimodal classifiers, or a random one", choices=("mean", "random")
+    )
+
+
+@dataclass(frozen=True)
+class FedMVP(Parameters):
+    """A completed token for missing modalities, contrast, and CKA-weighted classifiers (Che et al., ECML-PKDD 2024)."""
+
+    label = "FedMVP"
+
+    alpha: float = option(0.01, "weight of the contrastive term MCM", low=0)
+    beta: float = option(0.5, "weight of the alignment with the better modality, RAM", low=0)
+    temperature: float = option(0.1, "temperature of MCM", above=0)
+    probes: int = option(256, "random probes Q on which classifiers are compared", low=2)
+    completion: bool = option(True, "stand-in token for the missing modalities")
+
+
+@dataclass(frozen=True)
+class FedMobile(Parameters):
+    """Missing features rebuilt by a distilled generator, contributions by clustered Shapley values (WWW 2025)."""
+
+    label = "FedMobile (our reading)"
+
+    lambda_r: float = option(1.0, "weight of the reconstruction term", low=0)
+    lambda_g: float = option(1.0, "weight of the classifier's loss on generated features", low=0)
+    noise: int = option(16, "width n_z of the generator's noise", low=1)
+    hidden: int = option(64, "hidden width of the generator", low=1)
+    generator_steps: int = option(100, "generator steps S_g a round", low=0)
+    generator_lr: float = option(0.005, "learning rate of the generator", above=0)
+    generator_optimizer: str = option("adam", "optimiser of the generator", choices=("adam", "sgd"))
+    clusters: int = option(
+        4, "clusters J of clients whose Shapley values are computed (2^J evaluations)", low=1, high=12
+    )
+    draws: int = option(512, "generated features on which coalitions are valued", low=1)
+
+
+@dataclass(frozen=True)
+class MFedPBA(Parameters):
     """Bilateral alignment: feature prototypes by autoencoder, contrast and GW; logit prototypes by entropy."""
+
+    label = "MFedPBA"
+    fusions = ("sum", "concat", "separate")
 
     lambda_1: float = option(0.01, "weight of the feature alignment L_fea", low=0)
     lambda_2: float = option(1.0, "weight of the logit alignment L_logit", low=0)
@@ -39,30 +164,37 @@ class MFedPBA:
     equal_average: bool = option(False, "ablation EA: average logit prototypes equally, not by entropy")
 
 
-METHODS: dict[str, type] = {"local": Local, "mfedpba": MFedPBA}
+METHODS: dict[str, type[Parameters]] = {
+    cls.__name__.lower(): cls for cls in (Local, FedProto, FedTGP, FedPall, Harmony, FedMVP, FedMobile, MFedPBA)
+}
 
 
-def make_params(method: str, tables: Mapping[str, Mapping[str, Any]], preset: Mapping[str, Any]) -> Any:
+def make_params(
+    method: str, tables: Mapping[str, Mapping[str, Any]], preset: Mapping[str, Any], flags: Mapping[str, Any]
+) -> Any:
     """The hyper-parameters of `method`: its defaults, then the dataset's preset, then what the user gave.
 
     Parameters
     ----------
     tables : what the user gave, by method name; a table of another method is an error.
+    flags : what the user gave by a parameter's name alone.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     cls = METHODS[method]
+    known = fields_of(cls)
     for other, table in tables.items():
         if other != method and table:
-            names = ", ".join(table)
-            raise UserError(f"{names}: belongs to method {other}, but this run's method is {method}")
-    given = tables.get(method, {})
-    known = fields_of(cls)
+            raise UserError(f"{', '.join(table)}: belongs to method {other}, but this run's method is {method}")
+    for name in flags.keys() - known.keys():
+        owner = next(other for other, parameters in METHODS.items() if name in fields_of(parameters))
+        raise UserError(f"{name.replace('_', '-')}: belongs to method {owner}, but this run's method is {method}")
+    given = {**tables.get(method, {}), **flags}
     for name in given:
         if name not in known:
             allowed = ", ".join(known) or "none"
             raise UserError(f"method {method} has no parameter '{name}'{nearest(name, known)}; it has: {allowed}")
-    values = {name: value for name, value in preset.items() if name in known} | dict(given)
+    values = {name: value for name, value in preset.items() if name in known} | given
     return cls(**{name: check(cls, name, value, where=f"{method}.") for name, value in values.items()})
 
 

@@ -1,0 +1,322 @@
+"""FedPall (Zhang et al., ICCV 2025): adversarial and contrastive alignment, a classifier trained on mixed features.
+
+A round has two phases; z_i is what client k classifies (the sum of its features, or each of them for ``separate``).
+
+* A, client: h_k <- (1 - rho) h_k + rho h_G, then E epochs of L = L_ce + beta L_adv + mu L_nce, with
+
+      L_adv = mean_i KL(u || softmax(D(z_i))),  u = 1/K
+      L_nce = mean_i -log[ exp(cos(z_i, Pbar_{y_i}) / T) / sum_c exp(cos(z_i, Pbar_c) / T) ]
+
+  where D is frozen, c runs over the classes that Pbar has and i over their samples; round 1 has no Pbar and L_nce = 0.
+  Up go the class means p_{k,c} of z_i.
+* A, server: Pbar_c = sum_k n_{k,c} p_{k,c} / ||p_{k,c}|| / sum_k n_{k,c} goes down.
+* B, client: up go v_i = s_k * (g_k z_i + (1 - g_k) Pbar_{y_i}) and y_i; the share g_k ~ U(mix_low, 1) and the mask s_k
+  of floor(keep d) ones are drawn once a round.
+* B, server: r epochs of SGD with momentum on CE(h_G(v), y), then r on CE(D(v), k); h_G and D go down.
+
+Clients predict with h_k as they trained it, before it is replaced. Adaptations to this setting:
+
+* features are mixed on the clients; the released simulator does the same arithmetic on the server, from raw features;
+* D is d -> 64 -> 64 -> K instead of 2048 -> 512 -> 512 -> K, and h is linear; D keeps its BatchNorm, and since clients
+  use it in evaluation mode its running statistics travel with it, as payload (4 x 64 floats);
+* an option uploads the mixed class means instead of all samples and weighs them by n_{k,c} in both server losses,
+  relative to the pool's mean, so that steps are as long as with samples;
+* for ``separate`` n_{k,c} counts items, not samples.
+
+Not copied from the published code: an InfoNCE with unnormalised prototypes in its denominator (it can fall below 0),
+prototypes stored without gaps (it breaks when a class is absent), features collected in training mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.data.shards import ClientData
+from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.methods.base import (
+    LEAST_FOR_BATCHNORM,
+    BatchLoss,
+    ClientSpec,
+    Epoch,
+    Method,
+    Problem,
+    Server,
+    cross_entropy,
+)
+from mfedpba_mpi.methods.catalog import FedPall as Params
+from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
+from mfedpba_mpi.rng import generator, torch_seed
+
+_EPS = 1e-5  # of BatchNorm
+
+
+class FedPallClient(HeadClient):
+    """A client that fools the discriminator, is drawn to the global prototypes, and uploads its features mixed."""
+
+    z: Tensor  # (items, n_k, d), from phase A to phase B of a round
+    p: Tensor  # (C, d), its class means; rows of absent classes mean nothing
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+        super().__init__(k, problem, data, device)
+        self.params = params
+
+    def update(self, t: int, phase: int, inbox: Message) -> Message:
+        if phase == 1:
+            return self._mixed(t, inbox["Pbar"])
+        with torch.no_grad():
+            self.model.classifier.weight.lerp_(inbox["W"], self.params.rho)
+            self.model.classifier.bias.lerp_(inbox["b"], self.params.rho)
+        self.train(t, FedPall.client_terms, lambda epoch: self._loss(epoch, inbox))
+        self.z = torch.cat([self.model.fuse(Z) for _, Z in self.clean_pass(self.train_rows, len(self.train_labels))], 1)
+        members = F.one_hot(self.train_labels, self.problem.C).to(self.z.dtype).T
+        self.p = members @ self.z.mean(0) / members.sum(1, keepdim=True).clamp(min=1)
+        if not self.p.isfinite().all():
+            raise RunError(f"client {self.k}, round {t}: prototypes p are not finite; lower --lr")
+        return {"p": self.p}
+
+    def _loss(self, epoch: Epoch, inbox: Message) -> BatchLoss:
+        """L_ce + beta L_adv + mu L_nce; without L_nce before the first prototypes."""
+        beta, mu, T = self.params.beta, self.params.mu, self.params.temperature
+        adversary = adversarial_term(inbox) if beta else None
+        known = mu and "Pbar" in inbox
+        contrast = contrastive_term(epoch, inbox["Pbar"], inbox["Pbar_present"] > 0, T) if known else None
+        zero = torch.zeros((), device=self.device)
+
+        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
+            z = self.model.fuse(Z)
+            total = ce = cross_entropy(self.model.classifier(z), epoch.y[rows])
+            adv = nce = zero
+            if adversary:
+                adv = adversary(z)
+                total = total + beta * adv
+            if contrast:
+                nce = contrast(number, rows, z)
+                total = total + mu * nce
+            return total, [ce, adv, nce]
+
+        return loss
+
+    def _mixed(self, t: int, Pbar: Tensor) -> Message:
+        """v = s_k * (g_k z + (1 - g_k) Pbar_y) of every item, with its y, or of the class means, (C, d)."""
+        random, d, y = generator(self.config.seed, "mix", self.k, t), self.problem.d, self.train_labels
+        g = random.uniform(self.params.mix_low, 1)
+        ones = math.floor(self.params.keep * d + 1e-9)  # a product such as 0.29 * 100 falls short of 29
+        s = torch.zeros(d, device=self.device)
+        s[torch.from_numpy(random.permutation(d)[:ones]).to(self.device)] = 1
+        if self.params.upload == "prototypes":
+            return {"V": s * (g * self.p + (1 - g) * Pbar)}
+        V = s * (g * self.z + (1 - g) * Pbar[y])
+        return {"V": V.flatten(0, 1), "y": y.repeat(len(V)).to(V.dtype)}
+
+
+def adversarial_term(D: Message) -> Callable[[Tensor], Tensor]:
+    """L_adv = mean_i KL(u || softmax(D(z_i))) = -log K - mean_ij log softmax(D(z_i))_j; a function of z (items, b, d).
+
+    D is frozen, so each BatchNorm, gamma (a - mean) / sqrt(var + eps) + beta, becomes part of the layer before it.
+    """
+    layers = []
+    for i in (1, 2):
+        scale = D[f"D_gamma{i}"] / (D[f"D_var{i}"] + _EPS).sqrt()
+        layers.append((scale[:, None] * D[f"D_W{i}"], D[f"D_beta{i}"] - scale * D[f"D_mean{i}"]))
+    W_3, log_K = D["D_W3"], math.log(len(D["D_W3"]))
+
+    def term(z: Tensor) -> Tensor:
+        a = z
+        for W, b in layers:
+            a = F.relu(F.linear(a, W, b))
+        return -log_K - F.log_softmax(F.linear(a, W_3), -1).mean()
+
+    return term
+
+
+def contrastive_term(epoch: Epoch, Pbar: Tensor, present: Tensor, T: float) -> Callable[[int, slice, Tensor], Tensor]:
+    """L_nce, mean cross-entropy of cos(z_i, Pbar_c) / T over the present c; 0 for a batch that has none of these.
+
+    Parameters
+    ----------
+    Pbar : (C, d) global prototypes, `present` (C,).
+
+    Returns
+    -------
+    A function of (batch number, rows of the epoch, z (items, b, d)).
+    """
+    P = F.normalize(Pbar[present], dim=-1) / T
+    target = torch.where(present, present.cumsum(0) - 1, -100)[epoch.y]  # rows of P; cross_entropy leaves -100 out
+    known = (target >= 0).tolist()
+    counted = [max(1, sum(known[start:stop])) for start, stop in epoch.cuts]
+
+    def term(number: int, rows: slice, z: Tensor) -> Tensor:
+        cos = F.linear(z, P) / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=1e-12)
+        total = F.cross_entropy(cos.flatten(0, 1), target[rows].repeat(len(z)), reduction="sum")
+        return total / (counted[number] * len(z))
+
+    return term
+
+
+def discriminator_shapes(problem: Problem, h: int) -> dict[str, tuple[int, ...]]:
+    """The layout of D: W_1, W_2, W_3, without biases, and each BatchNorm's gamma, beta, running mean and variance."""
+    layers = {"D_W1": (h, problem.d), "D_W2": (h, h), "D_W3": (problem.K, h)}
+    return layers | {f"D_{part}{i}": (h,) for i in (1, 2) for part in ("gamma", "beta", "mean", "var")}
+
+
+def draw_discriminator(problem: Problem, h: int, device: torch.device) -> dict[str, Tensor]:
+    """The common start of a run, drawn as PyTorch draws such layers; what is trained requires gradients."""
+    D: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(problem.config.seed, "discriminator"))
+        for name, shape in discriminator_shapes(problem, h).items():
+            if name.startswith("D_W"):
+                start = nn.Linear(shape[1], shape[0], bias=False).weight.detach()
+            else:
+                start = torch.full(shape, 1.0 if name.startswith(("D_gamma", "D_var")) else 0.0)
+            D[name] = start.to(device).requires_grad_(not name.startswith(("D_mean", "D_var")))
+    return D
+
+
+def classify(h_G: Message, v: Tensor) -> Tensor:
+    """h_G(v) (b, C)."""
+    return F.linear(v, h_G["W"], h_G["b"])
+
+
+def discriminate(D: Message, v: Tensor) -> Tensor:
+    """D(v) = W_3 a_2 (b, K), a_i = relu(BatchNorm(W_i a_{i-1})), by the batch's statistics; moves the running ones."""
+    a = v
+    for i in (1, 2):
+        mean, var, gamma, beta = (D[f"D_{part}{i}"] for part in ("mean", "var", "gamma", "beta"))
+        a = F.relu(F.batch_norm(F.linear(a, D[f"D_W{i}"]), mean, var, gamma, beta, training=True, eps=_EPS))
+    return F.linear(a, D["D_W3"])
+
+
+class FedPallServer(Server):
+    """The global prototypes; classifier h_G and discriminator D, which persist with the momentum of their SGD."""
+
+    def __init__(self, problem: Problem, params: Params, device: torch.device):
+        super().__init__(problem, params, device)
+        head, D = draw_head(problem, device), draw_discriminator(problem, params.disc_hidden, device)
+        self.weights: dict[str, Tensor] = {"W": head.weight, "b": head.bias, **D}
+        trained = {"ce": ["W", "b"], "disc": [name for name in D if D[name].requires_grad]}
+        self.velocity = {
+            term: {name: torch.zeros_like(self.weights[name], requires_grad=False) for name in names}
+            for term, names in trained.items()
+        }
+        counts = [items_per_sample(problem, c) * torch.from_numpy(c.counts) for c in problem.clients]
+        self.n = torch.stack(counts).to(device, torch.float32)  # (K, C)
+
+    def first_message(self) -> Message:
+        return self._message()
+
+    def _message(self) -> Message:
+        return {name: w.detach().clone() for name, w in self.weights.items()}
+
+    def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
+        if phase == 0:
+            return self._prototypes(uploads)
+        V, y, owner, w = self._pool(uploads)
+        self.record = {
+            "server_ce": self._train(t, "ce", classify, (V, y, w)),
+            "server_disc": self._train(t, "disc", discriminate, (V, owner, w)),
+        }
+        return self._message()
+
+    def _prototypes(self, uploads: Mapping[int, Message]) -> Message:
+        """Pbar_c = sum_k n_{k,c} p_{k,c} / ||p_{k,c}|| / sum_k n_{k,c}, over the clients of this round."""
+        n = self.n[list(uploads)]
+        directions = F.normalize(torch.stack([upload["p"] for upload in uploads.values()]), dim=-1)
+        total = n.sum(0)
+        Pbar = torch.einsum("kc,kcd->cd", n, directions) / total.clamp(min=1)[:, None]
+        return {"Pbar": Pbar, "Pbar_present": total > 0}
+
+    def _pool(self, uploads: Mapping[int, Message]) -> tuple[Tensor, ...]:
+        """V (N, d) of all clients in their order, classes (N,), owners (N,), and weights (N,) of mean 1."""
+        parts = []
+        for k, upload in uploads.items():
+            if self.params.upload == "prototypes":
+                y = self.n[k].nonzero().flatten()
+                V, w = upload["V"][y], self.n[k, y]
+            else:
+                V, y, w = upload["V"], upload["y"].long(), torch.ones_like(upload["y"])
+            parts.append((V, y, torch.full_like(y, k), w))
+        V, y, owner, w = (torch.cat(part) for part in zip(*parts, strict=True))
+        return V, y, owner, w / w.mean()
+
+    def _train(self, t: int, term: str, network: Callable[[Message, Tensor], Tensor], pool: Sequence[Tensor]) -> float:
+        """r epochs of SGD on mean_j w_j CE(network(v_j), target_j); returns the mean of that over the batches.
+
+        u <- momentum u + gradient + weight_decay x, x <- x - lr u for each parameter x. A last batch of few vectors
+        is left out where BatchNorm could not work on it. `pool` has V (N, d), targets (N,) and w (N,).
+        """
+        config = self.problem.config
+        least = min(LEAST_FOR_BATCHNORM, config.batch_size) if network is discriminate else 1
+        lr = self.params.server_lr or config.lr
+        velocity = list(self.velocity[term].values())
+        parameters = [self.weights[name] for name in self.velocity[term]]
+        total, steps = torch.zeros((), device=self.device), 0
+        for epoch in range(self.params.server_epochs):
+            order = generator(config.seed, f"server {term}", t, epoch).permutation(len(pool[0]))
+            index = torch.from_numpy(order).to(self.device)
+            for v, target, w in zip(*(part[index].split(config.batch_size) for part in pool), strict=True):
+                if len(v) < least:
+                    continue
+                share = w / len(w)
+                losses = F.cross_entropy(network(self.weights, v), target, reduction="none")
+                gradients = torch.autograd.grad(losses, parameters, share)  # of share . losses
+                with torch.no_grad():
+                    torch._foreach_mul_(velocity, self.params.momentum)
+                    torch._foreach_add_(velocity, gradients)
+                    torch._foreach_add_(velocity, parameters, alpha=self.params.weight_decay)
+                    torch._foreach_add_(parameters, velocity, alpha=-lr)
+                    total += share @ losses
+                steps += 1
+        value = total.item() / max(steps, 1)
+        if not math.isfinite(value) or not all(bool(x.isfinite().all()) for x in parameters):
+            raise RunError(f"server, round {t}: L_{term} or what it trains is not finite ({value}); lower server_lr")
+        return value
+
+    def state(self) -> Mapping[str, Tensor]:
+        weights = {name: w.detach() for name, w in self.weights.items()}
+        return weights | {f"{name}_velocity": u for group in self.velocity.values() for name, u in group.items()}
+
+
+def items_per_sample(problem: Problem, client: ClientSpec) -> int:
+    """How many items a sample of the client is."""
+    return len(client.modalities) if problem.config.fusion == "separate" else 1
+
+
+class FedPall(Method):
+    """Up C d + N_k (d + 1) floats, N_k the client's items (2 C d for ``prototypes``), down C d + P_h + P_D + 4 h.
+
+    P_h = C d + C and P_D = h d + h^2 + h K + 4 h are the parameters of classifier and discriminator, h the width of the
+    latter and 4 h its running statistics.
+    """
+
+    client_terms = ("ce", "adv", "nce")
+    phases = 2
+
+    def client(self, k: int, data: ClientData, device: torch.device) -> FedPallClient:
+        return FedPallClient(k, self.problem, data, device, self.params)
+
+    def server(self, device: torch.device) -> FedPallServer:
+        return FedPallServer(self.problem, self.params, device)
+
+    def upload(self, t: int, phase: int, k: int) -> Layout:
+        C, d, client = self.problem.C, self.problem.d, self.problem.clients[k]
+        if phase == 0:
+            return Layout({"p": (C, d)})
+        if self.params.upload == "prototypes":
+            return Layout({"V": (C, d)})
+        items = client.n_train * items_per_sample(self.problem, client)
+        return Layout({"V": (items, d), "y": (items,)})
+
+    def reply(self, t: int, phase: int, k: int) -> Layout:
+        if t > 0 and phase == 0:
+            return Layout({"Pbar": (self.problem.C, self.problem.d)}, {"Pbar_present": (self.problem.C,)})
+        return Layout(head_shapes(self.problem) | discriminator_shapes(self.problem, self.params.disc_hidden))
+
+
+METHOD = FedPall

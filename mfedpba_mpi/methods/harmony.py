@@ -1,0 +1,264 @@
+"""Harmony: unimodal classifiers first, then fusion in clusters of clients with like modality bias.
+
+A classifier is one matrix here, h = [W b] (C, d + 1), P_h = C d + C floats. The server draws the one all start from.
+
+Stage 1 (rounds 1..T1), on classifiers h^m_k of the features z^m, without fusion::
+
+    client:  h^m_k <- hbar^m;  L = sum_m CE(h^m_k(z^m), y);  upload {h^m_k}
+    server:  hbar^m = mean of h^m_k over the owners of m who took part;  to k: {hbar^m : m in M_k}
+    predict: argmax mean_m softmax(h^m_k(z^m))
+
+Stage 2 (rounds T1+1..T), on the fused feature z, entered with h_k <- mean_m hbar^m and theta_init^m <- theta^m::
+
+    client:  L = CE(h_k(z), y), extractors at encoder_lr_factor * lr;  upload delta_k = h_k(after) - h_k(before)
+             and the modality bias b^m_k = 1 - cos(theta^m_k, theta_init^m_k)
+    server:  K-means on b (clients, M), columns divided by their maximum, 0 for modalities not owned;
+             Delta_g = mean of delta_k over cluster g;  to k: Delta_g(k)
+    client:  h_k <- h_k(before) + Delta_g(k)
+    predict: argmax h_k(z)
+
+A client applies the reply to its last training when it is next used in a later round, to train or to be tested; in the
+round of the training itself it is tested as it was trained. The assignment may be repeated, so nothing depends on how
+often clients are tested.
+
+Adapted to clients with different networks:
+
+* extractors stay at home, only classifiers are averaged; features are summed, not concatenated, so that classifiers of
+  clients with different modalities have one shape;
+* clients with one modality join stage 2 too, or the method would be Local where each modality has one owner; with
+  ``stage2_clients = multimodal`` they instead train h^m_k on alone, and send nothing;
+* the fusion classifier starts from the unimodal ones, or with ``fusion_init = random`` from the common start;
+* with fusion ``separate`` items are classified one by one, by h^m_k in stage 1 and by h_k in stage 2.
+
+Not copied from the published code: the softmax before the cross-entropy, and the cluster's update added to weights
+that already hold the client's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.data.shards import ClientData
+from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.methods.base import BatchLoss, Client, Epoch, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.catalog import Harmony as Params
+from mfedpba_mpi.methods.clustering import kmeans
+from mfedpba_mpi.methods.heads import draw_head
+from mfedpba_mpi.rng import generator
+
+UNIMODAL, FUSION, ALONE = "unimodal", "fusion", "alone"
+
+
+def first_stage(config: RunConfig) -> int:
+    """T1: as given, else two thirds of the rounds, with at least one for each stage (of a single round, stage 1)."""
+    T = config.rounds
+    return config.params.stage1_rounds or max(1, min(round(2 * T / 3), T - 1))
+
+
+def stage_of(problem: Problem, t: int, k: int) -> str:
+    """What client k does in round t."""
+    if t <= first_stage(problem.config):
+        return UNIMODAL
+    joins = problem.config.params.stage2_clients == "all" or len(problem.clients[k].modalities) > 1
+    return FUSION if joins else ALONE
+
+
+class UnimodalHeads(nn.Module):
+    """The classifiers h^m_k of a client's modalities, side by side: weight (|M_k|, C, d), bias (|M_k|, C)."""
+
+    def __init__(self, modalities: int, classes: int, d: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(modalities, classes, d))
+        self.bias = nn.Parameter(torch.zeros(modalities, classes))
+
+    def forward(self, Z: Tensor) -> Tensor:
+        """Logits (|M_k|, b, C) of the features Z (|M_k|, b, d)."""
+        return torch.baddbmm(self.bias[:, None], Z, self.weight.transpose(1, 2))
+
+
+def matrix(head: nn.Linear | UnimodalHeads) -> Tensor:
+    """A copy of h = [W b], (C, d + 1), or of several, (|M_k|, C, d + 1)."""
+    return torch.cat([head.weight.detach(), head.bias.detach()[..., None]], -1)
+
+
+@torch.no_grad()
+def assign(head: nn.Linear | UnimodalHeads, h: Tensor) -> None:
+    """head <- h; one matrix may be given to several heads."""
+    head.weight.copy_(h[..., :-1])
+    head.bias.copy_(h[..., -1])
+
+
+class HarmonyClient(Client):
+    """A client with a classifier of each modality, and one of the fused feature.
+
+    Kept in `model` over rounds: `last_round`, in which it trained last (0: none); `reference` (C, d + 1), h_k before
+    that training (0 where weights are averaged, not updates); `theta_init`, its extractors at the start of stage 2.
+    """
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+        super().__init__(k, problem, data, device)
+        self.params = params
+        self.stage = UNIMODAL
+        self.unimodal = UnimodalHeads(len(self.spec.modalities), problem.C, problem.d).to(device)
+        self.model.unimodal = self.unimodal
+        self.model.register_buffer("last_round", torch.zeros((), dtype=torch.int64, device=device))
+        self.model.register_buffer("reference", torch.zeros(problem.C, problem.d + 1, device=device))
+        self.model.register_buffer("theta_init", torch.cat(self._theta()))
+
+    def update(self, t: int, phase: int, inbox: Message) -> Message:
+        self._settle(t, inbox)
+        self.stage = stage_of(self.problem, t, self.k)
+        reference = self.model.get_buffer("reference")
+        if self.stage == FUSION and self.params.average == "updates":
+            reference.copy_(matrix(self.model.classifier))
+        self.train(t, Harmony.client_terms, self._loss)
+        self.model.get_buffer("last_round").fill_(t)
+        uploads: dict[str, Tensor] = {}
+        if self.stage == UNIMODAL:
+            uploads = {"heads": matrix(self.unimodal)}
+        elif self.stage == FUSION:
+            uploads = {"delta": matrix(self.model.classifier) - reference, "bias": self._bias()}
+        for name, value in uploads.items():
+            if not value.isfinite().all():
+                raise RunError(f"client {self.k}, round {t}: the upload {name} is not finite; lower --lr")
+        return uploads
+
+    def _settle(self, t: int, inbox: Message) -> None:
+        """Apply the reply to the last training, if that was in an earlier round; enter stage 2 when it is time."""
+        last = int(self.model.get_buffer("last_round"))
+        if last == t:
+            return
+        before, now = (stage_of(self.problem, s, self.k) for s in (last, t))
+        if last == 0:
+            assign(self.unimodal, inbox["start"])
+            assign(self.model.classifier, inbox["start"])
+        elif before == UNIMODAL:
+            assign(self.unimodal, inbox["mean"])
+        elif before == FUSION:
+            assign(self.model.classifier, self.model.get_buffer("reference") + inbox["delta"])
+        if (before, now) == (UNIMODAL, FUSION):
+            if self.params.fusion_init == "mean":
+                assign(self.model.classifier, matrix(self.unimodal).mean(0))
+            self.model.theta_init = torch.cat(self._theta())
+
+    def trained(self) -> Sequence[tuple[Sequence[nn.Parameter], float]]:
+        extractors, lr = list(self.model.extractors.parameters()), self.config.lr
+        if self.stage == FUSION:
+            return [(extractors, self.params.encoder_lr_factor * lr), (list(self.model.classifier.parameters()), lr)]
+        return [([*extractors, *self.unimodal.parameters()], lr)]
+
+    def _loss(self, epoch: Epoch) -> BatchLoss:
+        """sum_m CE(h^m_k(z^m), y), of which the mean over m is logged, or CE(h_k(z), y)."""
+        fusing = self.stage == FUSION
+        logits, weight = (self.model.logits, 1) if fusing else (self.unimodal, len(self.spec.modalities))
+
+        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
+            ce = cross_entropy(logits(Z), epoch.y[rows])
+            return weight * ce, [ce]
+
+        return loss
+
+    @torch.no_grad()
+    def _theta(self) -> list[Tensor]:
+        """theta^m_k of each owned modality, the extractor's parameters as one vector."""
+        return [nn.utils.parameters_to_vector(f.parameters()) for f in self.model.extractors]
+
+    def _bias(self) -> Tensor:
+        """b^m_k = 1 - cos(theta, theta_init) = |u - u_init|^2 / 2 of the unit vectors, (|M_k|,).
+
+        The second form is exactly 0 for an extractor that has not moved, and keeps its digits for one that hardly has.
+        """
+        now = self._theta()
+        start = self.model.get_buffer("theta_init").split([len(theta) for theta in now])
+        u, u_init = ([F.normalize(theta.double(), dim=0) for theta in thetas] for thetas in (now, start))
+        return torch.stack([(a - b).square().sum() / 2 for a, b in zip(u, u_init, strict=True)]).float()
+
+    @torch.no_grad()
+    def predict(self, t: int, Z: Tensor, inbox: Message) -> list[Tensor]:
+        self._settle(t, inbox)
+        if stage_of(self.problem, t, self.k) == FUSION:
+            return [self.model.logits(Z).argmax(-1)]
+        p = self.unimodal(Z).softmax(-1)
+        return [(p if self.config.fusion == "separate" else p.mean(0, keepdim=True)).argmax(-1)]
+
+
+class HarmonyServer(Server):
+    """Means over the owners of a modality, then over clusters; nothing is kept between rounds.
+
+    Recorded are `cluster` (K,), -1 for clients in none, and `modality_bias` (K, M), NaN where there is none.
+    """
+
+    def first_message(self) -> Message:
+        return {"start": matrix(draw_head(self.problem, self.device))}
+
+    def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        own = {k: list(self.problem.clients[k].modalities) for k in uploads}
+        cluster, bias = np.full(self.problem.K, -1), np.full((self.problem.K, self.problem.M), np.nan)
+        self.record = {"cluster": cluster, "modality_bias": bias}
+        if t <= first_stage(self.problem.config):
+            heads = torch.cat([upload["heads"] for upload in uploads.values()])
+            means = group_means(heads, np.concatenate(list(own.values()))).split([len(m) for m in own.values()])
+            return {k: {"mean": part} for k, part in zip(uploads, means, strict=True)}
+        senders = [k for k in uploads if uploads[k]]
+        if not senders:
+            return {k: {} for k in uploads}
+        for k in senders:
+            bias[k, own[k]] = uploads[k]["bias"].cpu().numpy()
+        b = np.nan_to_num(bias[senders])
+        G = min(self.params.clusters or default_clusters(self.problem.K), len(senders))
+        top = b.max(axis=0)
+        labels = kmeans(b / np.where(top > 0, top, 1), G, generator(self.problem.config.seed, "clusters", t))
+        cluster[senders] = labels
+        Delta = group_means(torch.stack([uploads[k]["delta"] for k in senders]), labels)
+        sent = dict(zip(senders, Delta, strict=True))
+        return {k: {"delta": sent[k]} if k in sent else {} for k in uploads}
+
+
+def default_clusters(K: int) -> int:
+    """G of a federation of K clients."""
+    return 2 if K <= 10 else 3 if K <= 20 else round(math.sqrt(K / 2))
+
+
+def group_means(values: Tensor, groups: np.ndarray) -> Tensor:
+    """For each of the rows of `values` (n, ...) the mean over the rows of its group; `groups` (n,)."""
+    _, index = np.unique(groups, return_inverse=True)
+    group = torch.from_numpy(index).to(values.device)
+    members = F.one_hot(group).to(values.dtype).T
+    means = members @ values.flatten(1) / members.sum(1, keepdim=True)
+    return means[group].view_as(values)
+
+
+class Harmony(Method):
+    """Stage 1: |M_k| P_h floats up and down. Stage 2: P_h + |M_k| up, P_h down. P_h down before round 1."""
+
+    def client(self, k: int, data: ClientData, device: torch.device) -> HarmonyClient:
+        return HarmonyClient(k, self.problem, data, device, self.params)
+
+    def server(self, device: torch.device) -> HarmonyServer:
+        return HarmonyServer(self.problem, self.params, device)
+
+    def upload(self, t: int, phase: int, k: int) -> Layout:
+        own, head = len(self.problem.clients[k].modalities), (self.problem.C, self.problem.d + 1)
+        layouts = {UNIMODAL: Layout({"heads": (own, *head)}), FUSION: Layout({"delta": head, "bias": (own,)})}
+        return layouts.get(stage_of(self.problem, t, k), NOTHING)
+
+    def reply(self, t: int, phase: int, k: int) -> Layout:
+        own, head = len(self.problem.clients[k].modalities), (self.problem.C, self.problem.d + 1)
+        if t == 0:
+            return Layout({"start": head})
+        layouts = {UNIMODAL: Layout({"mean": (own, *head)}), FUSION: Layout({"delta": head})}
+        return layouts.get(stage_of(self.problem, t, k), NOTHING)
+
+    def replies_differ(self, t: int, phase: int) -> bool:
+        return True
+
+
+METHOD = Harmony

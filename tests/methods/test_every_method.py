@@ -1,0 +1,33 @@
+"""What holds for every method: the same bits on several ranks as in one process."""
+
+import numpy as np
+import pytest
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import simulate
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+@pytest.mark.parametrize("method", METHODS)
+def test_three_ranks_give_the_bits_of_one_process(tiny, tmp_path, method, fusion):
+    from mfedpba_mpi.comm.mpi import MPIComm
+
+    config = tiny(method=method, fusion=fusion, clients=7, participation=0.6, rounds=4, eval_every=2)
+    comm = MPIComm(config.clients)
+    parallel, serial = tmp_path / "parallel", tmp_path / "serial"
+    for directory in (parallel, serial):
+        directory.mkdir()
+    simulate(config, tmp_path, comm, [RunLog(parallel)])
+    if comm.is_server:
+        simulate(config, tmp_path, Comm(), [RunLog(serial)])
+        a, b = load_run(parallel), load_run(serial)
+        assert a.final["client_sha256"] == b.final["client_sha256"]
+        assert a.final["server_sha256"] == b.final["server_sha256"]
+        for name, values in b.rounds.items():
+            if not name.startswith("seconds_"):
+                np.testing.assert_array_equal(a.rounds[name], values, err_msg=name)
+    comm.barrier()

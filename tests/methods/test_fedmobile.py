@@ -1,0 +1,461 @@
+"""FedMobile against a round worked out by hand, torch's own layers and optimiser, and loops over coalitions."""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.methods import fedmobile
+from mfedpba_mpi.methods.fedmobile import shapley, utilities, weights
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import simulate
+
+M, C, d, NOISE, HIDDEN = 3, 4, 5, 3, 6
+OWNED = [(1,), (0, 2), (0, 1, 2), (0,)]  # the third client lacks nothing
+
+
+class Data(NamedTuple):
+    """A client of `by_hand`: rows (n, d) by modality, and classes."""
+
+    values: dict
+    labels: list
+
+
+def payload(C, d, M, noise, hidden):
+    """(up, down) in bytes."""
+    P_h = d * C + C
+    P_G = (noise + C + M) * hidden + hidden + 2 * hidden + hidden * d + d + 2 * hidden
+    return 4 * (P_h + 1), 4 * (P_h + P_G)
+
+
+# A round by hand
+
+
+def test_a_round_by_hand(by_hand):
+    """Client 0 has one of two modalities, class 2 is nobody's; h_G = 0, lr = 0.1, one batch.
+
+    R_0(z) = relu(z), and the generator, which takes no steps, makes unit vectors: G(y, m, eps) = e_y for y = 0, 1
+    (but for BatchNorm's 1e-5).
+    """
+    clients = [
+        Data({0: [[3, 0], [0, 3]]}, [0, 1]),
+        Data({0: [[1, 0], [0, 1], [1, 0], [0, 1]], 1: [[2, 0], [0, 2], [2, 0], [0, 2]]}, [0, 1, 0, 1]),
+    ]
+    parameters = {"generator_steps": 0, "noise": 1, "hidden": 2}
+    method, (first, second), server = by_hand("fedmobile", clients, modalities=2, lr=0.1, fedmobile=parameters)
+    for layer in (first.model.R[0], first.model.R[2]):
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    for value in (*server.head.parameters(), *(server.w[name] for name in ("B1", "c1", "c2"))):
+        nn.init.zeros_(value)
+    server.w["B1"][:, 1:3] = torch.eye(2)  # after one noise input come the classes
+    nn.init.eye_(server.w["B2"])
+    start = server.first_message()
+
+    # Items zt + r: client 0 has (6, 0) and (0, 6), client 1 (3, 0) and (0, 3), twice. p = 1/3, so that with items s e_y
+    #   dW = mean (p - y) (zt + r)' = s/2 [[-2/3, 1/3], [1/3, -2/3], [1/3, 1/3]],   db = (-1/6, -1/6, 1/3).
+    # W = 0 sends no gradient to R_0.
+    uploads = {0: first.update(1, 0, start), 1: second.update(1, 0, start)}
+    np.testing.assert_allclose(uploads[0]["W"], [[0.2, -0.1], [-0.1, 0.2], [-0.1, -0.1]], atol=1e-6)
+    np.testing.assert_allclose(uploads[1]["W"], [[0.1, -0.05], [-0.05, 0.1], [-0.05, -0.05]], atol=1e-6)
+    for upload in uploads.values():
+        np.testing.assert_allclose(upload["b"], [1 / 60, 1 / 60, -1 / 30], atol=1e-6)
+    assert torch.equal(first.model.R[2].weight, torch.eye(2))
+    assert first.losses == {"ce": pytest.approx(math.log(3)), "rec": 0, "gen": 0}
+
+    # The right logit of client 0 leads by 1.8 and 1.85 with R_0, by 0.9 and 0.95 without:
+    #   ce_on = ln(1 + e^-1.8 + e^-1.85) = 0.279551, ce_off = 0.584063, l_0 = 0.304512 / 0.584063.
+    assert uploads[0]["l"].item() == pytest.approx(0.521369, abs=1e-5)
+    assert uploads[1]["l"] == 0
+
+    # On v = e_y it leads by 0.3 and 0.35 (client 0), 0.15 and 0.2 (client 1), 0.2 and 0.25 (both, as 2 to 4 samples):
+    #   U = -ln 3 = -1.098612, -0.894252, -0.985607, -0.954562; phi = 0.117703, 0.026348 (half of both marginal gains).
+    v, y = torch.eye(2), torch.tensor([0, 1])
+    W, b = (torch.stack([uploads[k][name] for k in (0, 1)]) for name in ("W", "b"))
+    U = utilities(W, b, torch.tensor([2.0, 4.0]), np.array([0, 1]), v, y)
+    np.testing.assert_allclose(U, [-1.098612, -0.894252, -0.985607, -0.954562], atol=2e-6)
+    np.testing.assert_allclose(shapley(U), [0.117703, 0.026348], atol=2e-6)
+
+    # Client 0 leads in both: a ~ 2 x 2 x 2 and 4 x 1 x 1, that is 2/3 and 1/3; h_G's W is 5/3 of client 1's.
+    reply = server.step(1, 0, uploads)
+    np.testing.assert_allclose(reply["W"], np.array([[2, -1], [-1, 2], [-1, -1]]) / 12, atol=1e-6)
+    np.testing.assert_allclose(reply["b"], [1 / 60, 1 / 60, -1 / 30], atol=1e-6)
+    assert all(torch.equal(reply[name], start[name]) for name in server.w)
+    assert not reply["taught"].any()
+
+    # Round 2, as if modality 1 had been taught. h_G leads by 1.5 and 1.55 on client 0's items, by 0.25 and 0.3 on e_y;
+    # r = (3, 0) is 2 away from g = (1, 0), in one of two elements.
+    first.update(2, 0, {**reply, "taught": torch.tensor([0.0, 1.0])})
+    assert first.losses["ce"] == pytest.approx(math.log(1 + math.exp(-1.5) + math.exp(-1.55)), abs=1e-5)
+    assert first.losses["rec"] == pytest.approx(2, abs=1e-4)
+    assert first.losses["gen"] == pytest.approx(math.log(1 + math.exp(-0.25) + math.exp(-0.3)), abs=1e-5)
+
+    assert method.upload(1, 0, 0).payload_bytes == 4 * (9 + 1)
+    assert method.reply(1, 0, 0).payload_bytes == 4 * (9 + 28)  # w: 6 x 2 + 2, 2 x 2, 2 x 2 + 2, 2 x 2
+    assert payload(3, 2, 2, 1, 2) == (40, 148)
+    assert method.reply(0, 0, 0).shapes == method.reply(1, 0, 0).shapes
+    assert method.reply(1, 0, 0).wire_bytes == 148 + 4 * 2
+
+
+# Contributions
+
+
+def loop_shapley(U, J):
+    """Mean marginal gain over all orders of arrival."""
+    phi = np.zeros(J)
+    orders = list(itertools.permutations(range(J)))
+    for order in orders:
+        S = 0
+        for j in order:
+            phi[j] += U[S | 1 << j] - U[S]
+            S |= 1 << j
+    return phi / len(orders)
+
+
+@pytest.mark.parametrize("J", [1, 2, 3, 5])
+def test_shapley_values_are_mean_marginal_gains_and_efficient(J):
+    U = np.random.default_rng(J).normal(size=2**J)
+    np.testing.assert_allclose(shapley(U), loop_shapley(U, J), atol=1e-12)
+    assert shapley(U).sum() == pytest.approx(U[-1] - U[0])
+
+
+def test_shapley_values_of_a_sum_are_its_parts():
+    gains = np.array([0.5, -1.0, 2.0])
+    U = np.array([sum(g for j, g in enumerate(gains) if S >> j & 1) for S in range(8)])
+    np.testing.assert_allclose(shapley(U), gains)
+
+
+def test_utilities_are_those_of_the_mean_classifier_of_each_coalition():
+    g = torch.Generator().manual_seed(1)
+    K, Q, J = 9, 20, 7  # 127 coalitions: more than are valued at a time
+    W, b, v = (torch.randn(*shape, generator=g) for shape in ((K, C, d), (K, C), (Q, d)))
+    y = torch.randint(0, C, (Q,), generator=g)
+    n, clusters = torch.arange(1.0, K + 1), np.array([0, 3, 1, 2, 6, 5, 4, 3, 0])
+    U = utilities(W, b, n, clusters, v, y)
+    assert len(U) == 2**J
+    assert U[0] == pytest.approx(-math.log(C))
+    for S in range(1, 2**J):
+        inside = [k for k in range(K) if S >> clusters[k] & 1]
+        share = [n[k] / sum(n[j] for j in inside) for k in inside]
+        mean_W = sum(a * W[k] for a, k in zip(share, inside, strict=True))
+        mean_b = sum(a * b[k] for a, k in zip(share, inside, strict=True))
+        assert U[S] == pytest.approx(-F.cross_entropy(v @ mean_W.T + mean_b, y).item(), rel=1e-4)
+
+
+def test_equal_contributions_give_the_weights_of_the_samples():
+    n, same = np.array([6.0, 10.0, 4.0]), np.full(3, 0.3)
+    np.testing.assert_allclose(weights(n, same, same), [0.3, 0.5, 0.2])
+    # phi rises to 0, 1/2, 1 and l falls from 1 to 0: 6 x 1 x 2, 10 x 1.5 x 1, 4 x 2 x 1
+    np.testing.assert_allclose(weights(n, np.array([-1, 0, 1]), np.array([0.5, 0, 0])), np.array([12, 15, 8]) / 35)
+
+
+# Client and generator against torch's own layers
+
+
+def torch_generator(w):
+    """The generator as a stack of layers."""
+    first, norm, second = nn.Linear(*w["B1"].shape[::-1]), nn.BatchNorm1d(len(w["c1"])), nn.Linear(*w["B2"].shape[::-1])
+    named = ((first, "B1", "c1"), (norm, "bn_scale", "bn_shift"), (second, "B2", "c2"))
+    for layer, weight, bias in named:
+        layer.weight.data, layer.bias.data = w[weight].clone(), w[bias].clone()
+    norm.running_mean, norm.running_var = w["bn_mean"].clone(), w["bn_var"].clone()
+    return nn.Sequential(first, norm, nn.ReLU(), second)
+
+
+@pytest.fixture
+def federation(by_hand):
+    """A function that builds clients that own OWNED, class 3 absent everywhere, with random data."""
+
+    def build(batch_size=100, lr=0.1, fusion="sum", seed=0, **parameters):
+        rng = np.random.default_rng(5)
+        data = []
+        for k, owned in enumerate(OWNED):
+            values = {m: rng.normal(size=(5 + k, d)).tolist() for m in owned}
+            data.append(Data(values, rng.integers(0, 3, 5 + k).tolist()))
+        settings = {"noise": NOISE, "hidden": HIDDEN, "draws": 40, **parameters}
+        return by_hand(
+            "fedmobile", data, M, C, d, batch_size=batch_size, lr=lr, fusion=fusion, seed=seed, fedmobile=settings
+        )
+
+    return build
+
+
+@pytest.fixture
+def known_draws(monkeypatch):
+    """A function that replaces the generator's random inputs: every draw of n returns the given rows 0..n-1."""
+
+    def replace(y, m, eps):
+        x = torch.cat([eps, torch.eye(C)[y], torch.eye(M)[m]], 1)
+        monkeypatch.setattr(fedmobile.Draws, "draw", lambda self, n: (y[:n], m[:n], x[:n]))
+        monkeypatch.setattr(
+            fedmobile.Draws,
+            "inputs",
+            lambda self, y, m: torch.cat([eps[: len(y)], torch.eye(C)[y], torch.eye(M)[m]], 1),
+        )
+        return x
+
+    return replace
+
+
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+@pytest.mark.parametrize("k", range(len(OWNED)))
+def test_a_client_step_is_the_gradient_of_its_loss(federation, known_draws, fusion, k):
+    """Modality 0 has not been taught, so it is neither rebuilt nor drawn; client 1 then has modality 1 to rebuild."""
+    _, clients, server = federation(fusion=fusion, lambda_r=0.7, lambda_g=0.4)
+    client = clients[k]
+    g = torch.Generator().manual_seed(k)
+    start = {name: value + 0.1 * torch.rand(value.shape, generator=g) for name, value in server.first_message().items()}
+    start["taught"] = torch.tensor([0.0, 1.0, 1.0])
+    n = len(client.train_labels)
+    y_drawn = torch.randint(0, 3, (20,), generator=g)
+    m_drawn = torch.randint(1, 3, (20,), generator=g)
+    eps = torch.rand(20, NOISE, generator=g)
+    known_draws(y_drawn, m_drawn, eps)
+
+    G = torch_generator(start).eval()
+    order = client.epoch(1, 0)
+    Z = torch.stack([x.batch(0, n) for x in order.xs])
+    zt = Z.sum(0, keepdim=True) if fusion == "sum" else Z
+    W, b = start["W"].clone().requires_grad_(), start["b"].clone().requires_grad_()
+    R = {name: p.detach().clone().requires_grad_() for name, p in client.model.named_parameters() if name[0] == "R"}
+    missing = [m for m in range(M) if m not in OWNED[k]]
+    assert bool(R) == bool(missing)
+    terms = {"ce": [], "rec": [], "gen": []}
+    sources = [m for m in missing if m > 0]
+    for item in zt:
+        for i in range(n):
+            r = torch.zeros(d)
+            if missing:
+                hidden = torch.relu(R["R.0.weight"] @ item[i] + R["R.0.bias"])
+                r = R["R.2.weight"] @ hidden + R["R.2.bias"]
+            terms["ce"].append(F.cross_entropy(W @ (item[i] + r) + b, order.y[i]))
+            if sources:
+                inputs = [
+                    torch.cat([eps[j * n + i], torch.eye(C)[order.y[i]], torch.eye(M)[m]])
+                    for j, m in enumerate(sources)
+                ]
+                teacher = G(torch.stack(inputs)).mean(0).detach()
+                terms["rec"].append(((r - teacher) ** 2).mean())
+    for i in range(n):
+        v = G(torch.cat([eps[i], torch.eye(C)[y_drawn[i]], torch.eye(M)[m_drawn[i]]])[None])[0].detach()
+        terms["gen"].append(F.cross_entropy(W @ v + b, y_drawn[i]))
+    means = {name: torch.stack(values).mean() if values else torch.zeros(()) for name, values in terms.items()}
+    leaves = [W, b, *R.values()]
+    gradients = torch.autograd.grad(means["ce"] + 0.7 * means["rec"] + 0.4 * means["gen"], leaves)
+
+    upload = client.update(1, 0, start)
+    after = {"W": upload["W"], "b": upload["b"]}
+    after |= {name: p.detach() for name, p in client.model.named_parameters() if name in R}
+    for leaf, gradient, found in zip(leaves, gradients, after.values(), strict=True):
+        np.testing.assert_allclose(found, (leaf - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
+    for name, value in means.items():
+        assert client.losses[name] == pytest.approx(value.item(), rel=1e-4), name
+
+    # the contribution, of the trained network
+    ce = {"off": [], "on": []}
+    for item in zt:
+        for i in range(n):
+            ce["off"].append(F.cross_entropy(upload["W"] @ item[i] + upload["b"], order.y[i]))
+            token = client.model.R(item[i]) if missing else 0
+            ce["on"].append(F.cross_entropy(upload["W"] @ (item[i] + token) + upload["b"], order.y[i]))
+    off, on = (torch.stack(values).mean().item() for values in ce.values())
+    assert upload["l"].item() == pytest.approx(max(0.0, off - on) / off, rel=1e-3, abs=1e-6)
+    assert bool(upload["l"] == 0) or bool(missing)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_generator_learns_from_the_owners_of_each_modality(federation, known_draws, optimizer):
+    """Two rounds of three steps; in the second one only clients 0 and 3 take part, so nobody teaches modality 2."""
+    steps, B = 3, 6
+    server = federation(batch_size=B, generator_steps=steps, generator_optimizer=optimizer, generator_lr=0.02).server
+    g = torch.Generator().manual_seed(3)
+    G = torch_generator(server.first_message())
+    make = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+    descent = make(G.parameters(), lr=0.02)
+    for t, active in ((1, [0, 1, 2, 3]), (2, [0, 3])):
+        uploads = {
+            k: {
+                "W": torch.randn(C, d, generator=g),
+                "b": torch.randn(C, generator=g),
+                "l": torch.zeros(()),
+            }
+            for k in active
+        }
+        y = torch.randint(0, 3, (40,), generator=g)
+        m = torch.randint(0, M if t == 1 else 2, (40,), generator=g)
+        x = known_draws(y, m, torch.rand(40, NOISE, generator=g))
+        losses = []
+        for s in range(steps):
+            rows = range(s * B, s * B + B)
+            v = G(x[s * B : s * B + B])
+            logits = []
+            for i, row in enumerate(rows):
+                owners = [k for k in active if int(m[row]) in OWNED[k]]
+                total = sum(5 + k for k in owners)
+                logits.append(sum((5 + k) / total * (uploads[k]["W"] @ v[i] + uploads[k]["b"]) for k in owners))
+            loss = F.cross_entropy(torch.stack(logits), y[s * B : s * B + B])
+            descent.zero_grad()
+            loss.backward()
+            descent.step()
+            losses.append(loss.item())
+        reply = server.step(t, 0, uploads)
+        expected = dict(
+            zip(("B1", "c1", "bn_scale", "bn_shift", "B2", "c2"), G.parameters(), strict=True),
+            bn_mean=G[1].running_mean,
+            bn_var=G[1].running_var,
+        )
+        for name, value in expected.items():
+            # BatchNorm takes c1 away again, so its gradient is rounding noise, which Adam blows up to steps of up to lr
+            drift = steps * t * 0.02 if optimizer == "adam" and name in ("c1", "bn_mean") else 0
+            np.testing.assert_allclose(reply[name], value.detach(), rtol=1e-4, atol=1e-5 + 2 * drift, err_msg=name)
+        assert server.record["server_gen"] == pytest.approx(np.mean(losses), rel=1e-3)
+        assert reply["taught"].tolist() == [1, 1, 1]
+
+
+def test_only_modalities_of_participants_are_taught(federation):
+    server = federation(generator_steps=2).server
+    assert server.first_message()["taught"].tolist() == [0, 0, 0]
+    upload = {"W": torch.zeros(C, d), "b": torch.zeros(C), "l": torch.tensor(0.0)}
+    assert server.step(1, 0, {3: upload})["taught"].tolist() == [1, 0, 0]
+    assert server.step(2, 0, {0: upload})["taught"].tolist() == [1, 1, 0]
+
+
+def test_draws_keep_to_the_classes_and_modalities_there_are(federation):
+    problem = federation().method.problem
+    draws = fedmobile.Draws(problem, torch.tensor([True, False, True]), "test", 1)
+    y, m, x = draws.draw(3000)
+    counts = sum(spec.counts for spec in problem.clients)
+    assert counts[3] == 0
+    np.testing.assert_allclose(np.bincount(y, minlength=C) / 3000, counts / counts.sum(), atol=0.04)
+    np.testing.assert_allclose(np.bincount(m, minlength=M) / 3000, [0.5, 0, 0.5], atol=0.04)
+    assert torch.equal(x[:, NOISE : NOISE + C].argmax(1), y)
+    assert torch.equal(x[:, NOISE + C :].argmax(1), m)
+    assert 0 <= x[:, :NOISE].min() < 0.01 < 0.99 < x[:, :NOISE].max() <= 1
+    again = fedmobile.Draws(problem, torch.tensor([True, False, True]), "test", 1).draw(3000)
+    other = fedmobile.Draws(problem, torch.tensor([True, False, True]), "test", 2).draw(3000)
+    assert torch.equal(again[2], x)
+    assert not torch.equal(other[2], x)
+
+
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+def test_a_client_with_all_modalities_has_nothing_to_rebuild(federation, fusion):
+    _, clients, server = federation(fusion=fusion)
+    assert [hasattr(client.model, "R") for client in clients] == [True, True, False, True]
+    start = {**server.first_message(), "taught": torch.ones(M)}
+    assert clients[2].update(1, 0, start)["l"] == 0
+    assert clients[2].losses["rec"] == 0
+    assert clients[2].losses["gen"] > 0
+    Z = torch.randn(3, 4, d)
+    plain = clients[2].model.logits(Z).argmax(-1)
+    assert torch.equal(clients[2].predict(1, Z, start)[0], plain)
+
+
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+def test_predictions_use_the_rebuilt_token(federation, fusion):
+    client = federation(fusion=fusion).clients[1]
+    Z = torch.randn(2, 50, d)
+    items = [Z[0] + Z[1]] if fusion == "sum" else list(Z)
+    with torch.no_grad():
+        expected = torch.stack([client.model.classifier(z + client.model.R(z)).argmax(-1) for z in items])
+    assert torch.equal(client.predict(1, Z, {})[0], expected)
+
+
+def test_what_server_and_client_show_is_all_they_keep(federation):
+    """A federation that is given another one's state after round 1 goes on with the same bits."""
+
+    def round_(t, clients, server, inbox):
+        return server.step(t, 0, {k: client.update(t, 0, inbox) for k, client in enumerate(clients)})
+
+    _, clients, server = federation(generator_steps=5)
+    inbox = round_(1, clients, server, server.first_message())
+    _, others, other = federation(generator_steps=5)
+    for name, value in other.state().items():
+        value.copy_(server.state()[name])
+    for a, b in zip(clients, others, strict=True):
+        b.model.load_state_dict(a.model.state_dict())
+    assert all(torch.equal(value, inbox[name]) for name, value in other.first_message().items())
+    a, b = round_(2, clients, server, inbox), round_(2, others, other, inbox)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert all(torch.equal(server.state()[name], value) for name, value in other.state().items())
+    assert server.steps == 10
+
+
+def test_non_finite_values_are_named(federation):
+    _, clients, server = federation(generator_steps=3, generator_optimizer="sgd", generator_lr=1e30, lr=0.1)
+    uploads = {k: client.update(1, 0, server.first_message()) for k, client in enumerate(clients)}
+    with pytest.raises(RunError, match="server, round 1: the generator's loss is not finite"):
+        server.step(1, 0, uploads)
+    _, clients, server = federation(lr=1e30)
+    with pytest.raises(RunError, match=r"client 0, round 1: upload l is not finite"):
+        clients[0].update(1, 0, server.first_message())
+
+
+# Whole runs
+
+
+@pytest.fixture
+def finished(tiny, tmp_path):
+    """A function that runs a tiny configuration to its end and returns the log."""
+
+    def run(**changes):
+        simulate(tiny(method="fedmobile", **changes), tmp_path, Comm(), [RunLog(tmp_path)])
+        return load_run(tmp_path)
+
+    return run
+
+
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+@pytest.mark.parametrize("partition", ["m1", "m1+"])
+def test_a_run(finished, fusion, partition):
+    run = finished(fusion=fusion, partition=partition, clients=4, samples=240)
+    up, down = payload(3, 8, 3, 16, 64)
+    assert (run.rounds["bytes_up"] == up).all()
+    assert (run.rounds["bytes_down"] == down).all()
+    assert (run.rounds["wire_down"] == down + 4 * 3).all()
+    lacking = run.partition["modalities"].sum(1) < 3
+    for name in ("ce", "rec", "gen"):
+        assert np.isfinite(run.rounds[f"loss_{name}"]).all()
+    assert not run.rounds["loss_rec"][0].any()
+    assert not run.rounds["loss_gen"][0].any()
+    assert ((run.rounds["loss_rec"][1:] > 0) == lacking).all()
+    assert (run.rounds["loss_gen"][1:] > 0).all()
+    assert np.isfinite(run.rounds["server_gen"]).all()
+    assert (run.rounds["accuracy"] >= 0).all()
+
+
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+def test_absent_classes_few_samples_and_a_single_participant(finished, fusion):
+    """Later first-time participants find a trained generator, so their other terms count at once."""
+    run = finished(clients=14, alpha=0.05, participation=0.07, rounds=5, fusion=fusion)
+    took_part = run.rounds["participants"]
+    assert (took_part.sum(axis=1) == 1).all()
+    assert (run.partition["counts"] == 0).any()
+    assert (run.partition["counts"].sum(1) < 12).any()
+    assert ((run.partition["counts"] > 0).sum(1) == 1).any()
+    assert np.isfinite(run.rounds["loss_ce"][took_part]).all()
+    assert np.isfinite(run.rounds["server_gen"]).all()
+    assert (run.rounds["loss_gen"][took_part][1:] > 0).all()
+    up, down = payload(3, 8, 3, 16, 64)
+    assert (run.rounds["bytes_up"] == up * took_part).all()
+    assert (run.rounds["bytes_down"] == down * took_part).all()
+
+
+def test_without_a_trained_generator_nothing_is_generated(finished):
+    run = finished(fedmobile={"generator_steps": 0})
+    assert not run.rounds["loss_rec"].any()
+    assert not run.rounds["loss_gen"].any()
+
+
+def test_the_same_seed_gives_the_same_bits(finished):
+    first = finished(eval_every=2, partition="m1")
+    a = first.final["client_sha256"], first.final["server_sha256"]
+    second = finished(partition="m1")
+    assert a == (second.final["client_sha256"], second.final["server_sha256"])
