@@ -67,6 +67,18 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
         (("--dataset", "youtube", "--data-dir", "none"), "not a directory"),
         (("--dataset", "youtube", "--roundz", "3"), "--roundz"),
         (("--dataset", "youtube", "--method", "local", "--tau", "1"), "belongs to method mfedpba"),
+        (("--dataset", "youtube", "--set", "fedtgp.margin=5"), "belongs to method fedtgp"),
+        (("--dataset", "youtube", "--method", "fedtgp", "--set", "fedtgp.margn=5"), "did you mean 'margin'"),
+        (
+            ("--dataset", "youtube", "--method", "fedtgp", "--set", "fedtgp.margin=-1"),
+            "fedtgp.margin: -1.0 is out of range",
+        ),
+        (("--dataset", "youtube", "--method", "fedpall", "--set", "fedpall.upload=all"), "one of samples, prototypes"),
+        (("--dataset", "youtube", "--set", "margin=5"), "METHOD.NAME=VALUE"),
+        (("--dataset", "youtube", "--set", "fedtg.margin=5"), "did you mean 'fedtgp'"),
+        (("--dataset", "youtube", "--method", "fedproto", "--fusion", "concat"), "use sum or separate"),
+        (("ablate", "--dataset", "youtube", "--method", "local"), "the method is local"),
+        (("ablate", "--dataset", "youtube", "--without", "rec"), "drop --without"),
         (("--dataset", "youtube", "--device", "cuda"), "sees no GPU"),
         (("--dataset", "broken.h5"), "broken.h5"),
         (("--dataset", "foreign.h5"), "not of the format"),
@@ -89,3 +101,32 @@ def test_an_unwritable_directory_is_named(command, tmp_path):
     assert result.returncode == 2
     assert "file/run" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_methods_are_listed_with_their_parameters(command):
+    out = command("methods").stdout
+    assert "fedmobile: FedMobile (our reading)." in out
+    for words in ("mfedpba.lambda_1", "fedtgp.margin", "harmony.stage1_rounds"):
+        assert words in out
+
+
+def test_a_flag_goes_to_whichever_method_has_it(command, tmp_path):
+    assert command(*RUN, "--method", "fedtgp", "--server-epochs", 3, "--set", "fedtgp.margin=7").returncode == 0
+    config = load_run(tmp_path / "runs" / "synthetic-m2-fedtgp-s0").attributes["config"]
+    assert (config["fedtgp"]["server_epochs"], config["fedtgp"]["margin"]) == (3, 7)
+
+
+def test_the_ablation_makes_one_table_and_keeps_finished_runs(command, tmp_path):
+    result = command("ablate", *RUN, "--out", "a")
+    assert result.returncode == 0, result.stderr
+    rows = (tmp_path / "a" / "ablation.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == [
+        "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA",
+    ]  # fmt: skip
+    assert all(row.endswith(",synthetic,synthetic") for row in rows[1:])
+    before = (tmp_path / "a" / "EA" / "run.h5").stat().st_mtime_ns
+    assert "round" not in command("ablate", *RUN, "--out", "a").stdout.replace("rounds", "")
+    assert (tmp_path / "a" / "EA" / "run.h5").stat().st_mtime_ns == before
+    other = command("ablate", *RUN, "--seed", 1, "--out", "a")
+    assert other.returncode == 2
+    assert "other settings" in other.stderr
