@@ -168,7 +168,7 @@ class StructureAlignment:
         See `entropic_gromov_wasserstein`.
     """
 
-    def __init__(self, e_0: float = 0.5, tol: float = 1e-4, max_iterations: int = 1000) -> None:
+    def __init__(self, e_0: float = 0.25, tol: float = 1e-4, max_iterations: int = 1000) -> None:
         if not e_0 > 0:
             raise ValueError(f"e_0 = {e_0}: the entropy weight must be positive")
         self.e_0, self.tol, self.max_iterations = e_0, tol, max_iterations

@@ -156,7 +156,7 @@ class MFedPBA(Parameters):
     server_lr: float = option(0.01, "learning rate of the server's autoencoder", above=0)
     server_epochs: int = option(10, "server steps S a round", low=0)
     tau: float = option(0.5, "temperature of L_con", above=0)
-    gw_epsilon: float = option(0.5, "e_0 of L_align's entropic GW; epsilon = e_0 / classes", above=0)
+    gw_epsilon: float = option(0.25, "e_0 of L_align's entropic GW; epsilon = e_0 / classes", above=0)
     server_clip: float = option(5.0, "largest joint gradient norm of a server step (0: no clipping)", low=0)
     without: tuple[str, ...] = option(
         (), "ablation: leave out these loss terms", choices=("rec", "con", "align", "fea", "logit")

@@ -223,7 +223,7 @@ def test_gradient_is_that_of_the_re_solved_value() -> None:
 
 def test_modalities_count_as_if_alone_and_only_with_their_present_classes() -> None:
     P_G, present, I_G = inputs()
-    together = StructureAlignment(tol=1e-10)(P_G, present, I_G)
+    together = StructureAlignment(e_0=0.5, tol=1e-10)(P_G, present, I_G)
     alone = 0.0
     for m in range(M):
         X, Y = I_G[present[m]][None], P_G[m, present[m]][None]
