@@ -94,8 +94,8 @@ def summary(run: Run) -> Iterator[str | Table]:
     yield client_table(run, f"Clients after the last round{mark}")
     s = run.summary()
     yield (
-        f"average accuracy{mark}: last round {s['last']:.2%}, best {s['best']:.2%}, mean of the last five "
-        f"{s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
+        f"{run.attributes['label']}: average accuracy{mark}: last round {s['last']:.2%}, best {s['best']:.2%}, mean of "
+        f"the last five {s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
     )
     seconds = {name: run.rounds[f"seconds_{name}"] for name in ("train", "server", "eval", "comm", "total")}
     total = seconds.pop("total")

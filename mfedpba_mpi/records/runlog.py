@@ -7,9 +7,10 @@ rank 0 writes.
 
 ::
 
-    /                attributes: config (JSON), seed, method, dataset, data_origin ("real" or "synthetic"), version,
-                     status ("running", "complete", "interrupted", "failed"), reason, ranks, mpi, hosts, torch, device,
-                     threads, started, modalities, classes
+    /                attributes: config (JSON), seed, method, label (the method's name for people), dataset,
+                     data_origin ("real" or "synthetic"), data_fingerprint, version, status ("running", "complete",
+                     "interrupted", "failed"), reason, ranks, mpi, hosts, torch, device, threads, started, modalities,
+                     classes
     /rounds/         one row a round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
         accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
@@ -17,11 +18,13 @@ rank 0 writes.
         server_rec, server_con, server_align (T,)    at the last server step of the round
         gw_residual, gw_iterations (T,)    MFedPBA's transport plans: the round's largest residual, all its iterations
         gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN where there is none
+        loss_<term> (T, K), server_<term> (T,)    of the other methods' own terms, see their modules
+        cluster (T, K), modality_bias (T, K, M)    Harmony's; -1 and NaN where there is none
         bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; the whole messages
         seconds_train, seconds_server, seconds_comm, seconds_eval, seconds_total (T,)
         participants (T, K) bool
     /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1),
-                     architectures (K,) JSON, rank (K,)
+                     architectures (K,) JSON, rank (K,), counts (K, C) of training samples
     /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
                      and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present)
 """
@@ -39,6 +42,7 @@ import torch
 
 from mfedpba_mpi import __version__
 from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.records.run import LOG_NAME
 from mfedpba_mpi.simulation import End, Round, Start
 
@@ -58,7 +62,8 @@ class RunLog:
         name = f"log {id(self)}"  # HDF5 wants one that no other open file has
         file = self._file = h5py.File(name, "w", driver="core", backing_store=False, libver=("v108", "v108"))
         file.attrs.update(
-            config=config.to_json(), seed=config.seed, method=config.method, dataset=start.store.info.name,
+            config=config.to_json(), seed=config.seed, method=config.method, label=METHODS[config.method].label,
+            dataset=start.store.info.name,
             data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, version=__version__,
             status="running", torch=str(torch.__version__), device=config.device, threads=config.threads,
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"), ranks=start.environment["ranks"],
