@@ -13,8 +13,12 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from mfedpba_mpi import Run, load_run  # noqa: E402
+from mfedpba_mpi.comm.serial import Comm  # noqa: E402
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config  # noqa: E402
 from mfedpba_mpi.data.sources import describe  # noqa: E402
+from mfedpba_mpi.records.runlog import RunLog  # noqa: E402
+from mfedpba_mpi.simulation import simulate  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -31,6 +35,19 @@ def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
         return fit_to_data(config, describe(config, tmp_path))
 
     return make
+
+
+@pytest.fixture
+def finished(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Run]:
+    """A function that runs a tiny configuration to its end and returns the log; keyword arguments change it."""
+
+    def run(**changes: object) -> Run:
+        directory = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        directory.mkdir()
+        simulate(tiny(**changes), tmp_path, Comm(), [RunLog(directory)])
+        return load_run(directory)
+
+    return run
 
 
 @pytest.fixture

@@ -4,25 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.mfedpba import MFedPBAServer
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
-
-
-@pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(**changes):
-        directory = tmp_path / "-".join(f"{k}{v}" for k, v in changes.items()).replace("/", "")
-        directory.mkdir(exist_ok=True)
-        simulate(tiny(**changes), tmp_path, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return run
 
 
 def test_a_run_writes_every_round_under_the_fixed_names(finished):

@@ -1,34 +1,26 @@
 """Federations small enough to be worked out by hand: features are the inputs themselves, so nothing hides them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
+from mfedpba_mpi import Run
 from mfedpba_mpi.config import fit_to_data, make_config
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, ClientSpec, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import load_method
 from mfedpba_mpi.models.architecture import Architecture
-
-CPU = torch.device("cpu")
+from tests.methods.hand import CPU, Data
 
 
 class Federation(NamedTuple):
     method: Method
     clients: list[Client]
     server: Server | None
-
-
-class OneClient(NamedTuple):
-    """Modality number -> rows (n, d), and the n labels; all rows are training rows, and test rows too."""
-
-    values: Mapping[int, Sequence[Sequence[float]]]
-    labels: Sequence[int]
 
 
 @pytest.fixture
@@ -40,7 +32,7 @@ def by_hand() -> Callable[..., Federation]:
     """
 
     def build(
-        method: str, clients: Sequence[OneClient], modalities: int, classes: int = 3, d: int = 2, **settings: object
+        method: str, clients: Sequence[Data], modalities: int, classes: int = 3, d: int = 2, **settings: object
     ) -> Federation:
         widths = tuple(Modality(f"M{m}", "I", d) for m in range(modalities))
         info = Dataset("synthetic", 10_000, classes, widths)
@@ -48,12 +40,12 @@ def by_hand() -> Callable[..., Federation]:
         config = fit_to_data(make_config({**given, "clients": len(clients), "partition": "m1+", **settings}), info)
         specs = tuple(
             ClientSpec(
-                tuple(sorted(client.values)),
-                (Architecture("DNN", (32, 32)),) * len(client.values),
-                np.bincount(client.labels, minlength=classes),
-                len(client.labels),
+                tuple(sorted(values)),
+                (Architecture("DNN", (32, 32)),) * len(values),
+                np.bincount(labels, minlength=classes),
+                len(labels),
             )
-            for client in clients
+            for values, labels in clients
         )
         made = load_method(method)(Problem(config, info, specs))
         built = []
@@ -65,3 +57,10 @@ def by_hand() -> Callable[..., Federation]:
         return Federation(made, built, made.server(CPU))
 
     return build
+
+
+@pytest.fixture
+def finished(finished: Callable[..., Run], request: pytest.FixtureRequest) -> Callable[..., Run]:
+    """The function of the same name, for the method that the test file is named after unless told otherwise."""
+    method = request.module.__name__.rpartition("test_")[2]
+    return lambda **changes: finished(**{"method": method, **changes})

@@ -1,13 +1,8 @@
 """Local training as every method shares it."""
 
-from typing import NamedTuple
-
 import pytest
 
-
-class OneClient(NamedTuple):
-    values: dict
-    labels: list
+from tests.methods.hand import Data
 
 
 @pytest.mark.parametrize(
@@ -21,7 +16,7 @@ class OneClient(NamedTuple):
     ],
 )
 def test_a_last_batch_too_small_for_batchnorm_is_left_out(by_hand, n, size, batchnorm, cuts):
-    data = OneClient({0: [(i, i) for i in range(n)]}, [0] * n)
+    data = Data({0: [(i, i) for i in range(n)]}, [0] * n)
     client = by_hand("local", [data], modalities=1, batch_size=size).clients[0]
     client.model.has_batchnorm = batchnorm
     epoch = client.epoch(1, 0)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,23 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods import fedmobile
 from mfedpba_mpi.methods.fedmobile import shapley, utilities, weights
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from tests.methods.hand import Data
 
 M, C, d, NOISE, HIDDEN = 3, 4, 5, 3, 6
 OWNED = [(1,), (0, 2), (0, 1, 2), (0,)]  # the third client lacks nothing
-
-
-class Data(NamedTuple):
-    """A client of `by_hand`: rows (n, d) by modality, and classes."""
-
-    values: dict
-    labels: list
 
 
 def payload(C, d, M, noise, hidden):
@@ -399,17 +388,6 @@ def test_non_finite_values_are_named(federation):
 
 
 # Whole runs
-
-
-@pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(**changes):
-        simulate(tiny(method="fedmobile", **changes), tmp_path, Comm(), [RunLog(tmp_path)])
-        return load_run(tmp_path)
-
-    return run
 
 
 @pytest.mark.parametrize("fusion", ["sum", "separate"])

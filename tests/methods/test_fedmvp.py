@@ -1,29 +1,18 @@
 """FedMVP against a round worked out by hand and against loops over samples, with absent classes and modalities."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.fedmvp import alignment_loss, cka
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from tests.methods.hand import Data
 
 M, C, d = 3, 4, 5
 OWNED = [(1,), (0, 2), (0, 1, 2)]  # the last client lacks nothing
-
-
-class Data(NamedTuple):
-    """A client of `by_hand`: rows (n, d) by modality, and classes."""
-
-    values: dict
-    labels: list
 
 
 # A round by hand
@@ -389,17 +378,6 @@ def test_without_completion_and_both_terms_classifiers_are_still_averaged_by_lik
 
 
 # Whole runs
-
-
-@pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(**changes):
-        simulate(tiny(method="fedmvp", **changes), tmp_path, Comm(), [RunLog(tmp_path)])
-        return load_run(tmp_path)
-
-    return run
 
 
 @pytest.mark.parametrize("partition", ["m1+", "m2"])

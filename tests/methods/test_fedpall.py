@@ -1,7 +1,6 @@
 """FedPall: a round worked out by hand, its terms against loops, its server against torch.optim, and real runs."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,24 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods import fedpall
 from mfedpba_mpi.methods.base import Epoch
 from mfedpba_mpi.methods.fedpall import adversarial_term, contrastive_term
 from mfedpba_mpi.methods.heads import HeadClient
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from tests.methods.hand import Data
 
 CPU = torch.device("cpu")
-
-
-class Data(NamedTuple):
-    """A client of `by_hand`: rows (n, d) by modality, and classes."""
-
-    values: dict
-    labels: list
 
 
 class NoChance:
@@ -459,19 +448,6 @@ def test_all_that_persists_is_in_the_state(by_hand):
 
 
 # Runs
-
-
-@pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(method="fedpall", **changes):
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        simulate(tiny(method=method, **changes), tmp_path, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return run
 
 
 def floats(run, K, h=64, upload="samples", items=1, C=3, d=8):

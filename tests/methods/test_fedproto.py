@@ -7,18 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
-from tests.methods.conftest import CPU, OneClient
+from tests.methods.hand import CPU, Data
 
 # Client 0 owns modalities 0 and 1, its fused features are (1, 1), (3, 1) of class 0 and (1, 3) of class 1.
 # Client 1 owns modality 1 and has class 0 alone, six samples whose mean is (3, 4). Nobody has class 2.
 TWO = [
-    OneClient({0: [(1, 0), (3, 0), (0, 2)], 1: [(0, 1), (0, 1), (1, 1)]}, [0, 0, 1]),
-    OneClient({1: [(4, 3), (2, 5), (3, 4), (3, 4), (1, 4), (5, 4)]}, [0] * 6),
+    Data({0: [(1, 0), (3, 0), (0, 2)], 1: [(0, 1), (0, 1), (1, 1)]}, [0, 0, 1]),
+    Data({1: [(4, 3), (2, 5), (3, 4), (3, 4), (1, 4), (5, 4)]}, [0] * 6),
 ]
 C, d = 3, 2
 
@@ -39,19 +35,6 @@ def one_round(federation, t, inboxes=({}, {})):
     differ = method.replies_differ(t, 0)
     sent = [over_the_wire(method.reply(t, 0, k), reply[k] if differ else reply) for k in range(len(clients))]
     return uploads, sent
-
-
-@pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(method="fedproto", **changes):
-        directory = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        simulate(tiny(method=method, **changes), tmp_path, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return run
 
 
 @pytest.mark.parametrize("source", ["clean", "train"])
@@ -126,8 +109,8 @@ def test_prototypes_of_each_modality_by_hand(by_hand, fusion):
 
 def test_a_class_of_one_client_keeps_its_prototype_to_the_bit(by_hand):
     g = np.random.default_rng(3)
-    lone = OneClient({0: g.normal(size=(5, d))}, [0, 0, 0, 1, 1])
-    other = OneClient({0: g.normal(size=(4, d))}, [0, 0, 2, 2])
+    lone = Data({0: g.normal(size=(5, d))}, [0, 0, 0, 1, 1])
+    other = Data({0: g.normal(size=(4, d))}, [0, 0, 2, 2])
     for weighting in ("uniform", "samples"):
         federation = by_hand("fedproto", [lone, other], modalities=1, fedproto={"proto_weighting": weighting})
         uploads, sent = one_round(federation, 1)
@@ -168,7 +151,7 @@ def test_a_step_is_that_of_loops(by_hand, fusion, scope):
     g = torch.Generator().manual_seed(5)
     y, lam, lr = [0, 1, 2, 2, 1, 0, 1], 3.0, 0.1
     x = torch.randn(2, len(y), d, generator=g)
-    client = OneClient({m: x[m].tolist() for m in range(2)}, y)
+    client = Data({m: x[m].tolist() for m in range(2)}, y)
     settings = {"fedproto": {"lam": lam, "proto_scope": scope}, "fusion": fusion, "lr": lr}
     one = by_hand("fedproto", [client], modalities=2, **settings).clients[0]
     one.model.extractors = nn.ModuleList(nn.Linear(d, d, bias=False) for _ in range(2))
@@ -234,7 +217,7 @@ def test_predictions_are_those_of_loops(by_hand, fusion, scope, own):
 def test_prototypes_from_training_are_means_of_all_features_seen(by_hand, fusion, scope):
     g = np.random.default_rng(7)
     y = [0, 1, 1, 0, 1, 0, 0]
-    data = OneClient({m: g.normal(size=(7, d)) for m in range(2)}, y)
+    data = Data({m: g.normal(size=(7, d)) for m in range(2)}, y)
     settings = {"fusion": fusion, "epochs": 3, "batch_size": 3, "lr": 0.5}
     options = {"proto_source": "train", "proto_scope": scope}
     client = by_hand("fedproto", [data], modalities=2, fedproto=options, **settings).clients[0]
@@ -264,7 +247,7 @@ def test_prototypes_from_training_are_means_of_all_features_seen(by_hand, fusion
 
 def test_a_class_that_training_left_out_is_absent(by_hand):
     """Three samples in batches of two, and a lone one goes unused where BatchNorm is: its class was not seen."""
-    data = OneClient({0: [(1, 1), (2, 2), (3, 3)]}, [0, 1, 2])
+    data = Data({0: [(1, 1), (2, 2), (3, 3)]}, [0, 1, 2])
     federation = by_hand("fedproto", [data], modalities=1, batch_size=2, fedproto={"proto_source": "train"})
     federation.clients[0].model.has_batchnorm = True
     uploads, sent = one_round(federation, 1, [{}])
@@ -284,7 +267,7 @@ def test_prototypes_that_are_not_finite_are_named(by_hand, monkeypatch):
 
 @pytest.mark.parametrize(("fusion", "source"), [("sum", "clean"), ("separate", "clean"), ("sum", "train")])
 def test_without_the_pull_it_is_local(finished, fusion, source):
-    local = finished("local", fusion=fusion)
+    local = finished(method="local", fusion=fusion)
     off = finished(fedproto={"lam": 0, "predict": "classifier", "proto_source": source}, fusion=fusion)
     assert local.final["client_sha256"] == off.final["client_sha256"]
     np.testing.assert_array_equal(local.rounds["correct"], off.rounds["correct"])

@@ -7,19 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.fedtgp import TrainablePrototypes, adaptive_margin
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
-from tests.methods.conftest import OneClient
+from tests.methods.hand import Data
 
 # Client 0 owns modalities 0 and 1, its fused features are (1, 1), (-1, -1) of class 0 and (3, 4) of class 1.
 # Client 1 owns modality 1 and has class 0 alone, with mean (0, 0). Nobody has class 2.
 TWO = [
-    OneClient({0: [(1, 0), (-3, 0), (3, 2)], 1: [(0, 1), (2, -1), (0, 2)]}, [0, 0, 1]),
-    OneClient({1: [(1, 2), (-1, -2)]}, [0, 0]),
+    Data({0: [(1, 0), (-3, 0), (3, 2)], 1: [(0, 1), (2, -1), (0, 2)]}, [0, 0, 1]),
+    Data({1: [(1, 2), (-1, -2)]}, [0, 0]),
 ]
 C, d = 3, 2
 
@@ -37,19 +33,6 @@ def uploads_of(clients, t=1, inbox=None):
 
 def distance(a, b):
     return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
-
-
-@pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(method="fedtgp", **changes):
-        directory = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        simulate(tiny(method=method, **changes), tmp_path, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return run
 
 
 def test_a_round_by_hand(by_hand):
@@ -132,7 +115,7 @@ def test_a_step_is_that_of_autograd():
 
 def test_training_takes_every_prototype_once_an_epoch(by_hand, monkeypatch):
     g = np.random.default_rng(2)
-    data = [OneClient({0: g.normal(size=(6, d))}, [0, 0, 1, 1, 2, 2]) for _ in range(3)]
+    data = [Data({0: g.normal(size=(6, d))}, [0, 0, 1, 1, 2, 2]) for _ in range(3)]
     _, clients, server = by_hand("fedtgp", data, modalities=1, fedtgp={"server_epochs": 4, "server_batch": 4})
     uploads, batches = uploads_of(clients), []
     monkeypatch.setattr(
@@ -173,7 +156,7 @@ def test_the_margin(present, tau_m):
 
 def test_loss_and_step_are_finite_where_prototypes_coincide(by_hand):
     """All Phat_c are the one prototype that everyone uploads."""
-    data = [OneClient({0: [(7.3, 9.1)] * 3}, [0, 1, 2])] * 2
+    data = [Data({0: [(7.3, 9.1)] * 3}, [0, 1, 2])] * 2
     _, clients, server = by_hand("fedtgp", data, modalities=1, fedtgp={"server_epochs": 20})
     uploads = uploads_of(clients)
     zero = torch.zeros(d, d)
@@ -278,7 +261,7 @@ def test_a_run(finished, fusion):
 
 
 def test_without_the_pull_it_is_local(finished):
-    local, off = finished("local"), finished(fedtgp={"lam": 0, "predict": "classifier"})
+    local, off = finished(method="local"), finished(fedtgp={"lam": 0, "predict": "classifier"})
     assert local.final["client_sha256"] == off.final["client_sha256"]
     np.testing.assert_array_equal(local.rounds["correct"], off.rounds["correct"])
     np.testing.assert_array_equal(off.rounds["accuracy"], off.rounds["accuracy_classifier"])

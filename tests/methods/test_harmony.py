@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,20 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.harmony import default_clusters, first_stage
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import Federation, simulate
-
-
-class Data(NamedTuple):
-    """Modality number -> rows, and their labels, as `by_hand` takes them."""
-
-    values: dict
-    labels: list
-
+from mfedpba_mpi.simulation import Federation
+from tests.methods.hand import Data
 
 # Client 0 owns modalities 0 and 1, client 1 only modality 0; class 2 is nobody's.
 TWO = (
@@ -392,17 +382,8 @@ def test_a_non_finite_upload_is_named(by_hand, monkeypatch):
 
 
 @pytest.fixture
-def finished(tiny, tmp_path):
-    """A function that runs a tiny configuration to its end and returns the log."""
-
-    def run(**changes):
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        config = tiny(method="harmony", **{"families": "DNN", "epochs": 1, **changes})
-        simulate(config, tmp_path, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return run
+def finished(finished):
+    return lambda **changes: finished(**{"families": "DNN", "epochs": 1, **changes})
 
 
 def payload(run, T1, C=3, d=8):
