@@ -60,7 +60,7 @@ class FedTGP(Parameters):
 
     label = "FedTGP"
 
-    lam: float = option(10.0, "weight lambda of the pull towards the global prototypes", low=0)
+    lam: float = option(1.0, "weight lambda of the pull towards the global prototypes (the authors': 10)", low=0)
     predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))
     server_epochs: int = option(100, "server epochs S a round over the uploaded prototypes", low=0)
     server_lr: float | None = option(None, "server learning rate [default: the clients']", above=0)

@@ -10,10 +10,13 @@ and every round, with {(p_j, y_j)} the uploaded prototypes and avg_c their means
 * S epochs of SGD over the p_j, shuffled: mean_j cross_entropy(-D_j, y_j), D_jc = ||p_j - Phat_c|| + delta [c = y_j];
 * reply: Phat_c of all classes, and which of them anybody has ever uploaded.
 
-Adaptation:
+Adaptations:
 
 * a class that nobody has ever uploaded has a Phat_c that is still a random point: clients are not pulled towards it and
   do not predict it, and the server leaves it out of D.
+
+* lambda is 1, not the authors' 10: margin and features then feed each other, the one being the largest gap between the
+  others and pushing them further apart, until plain SGD at the paper's rates diverges.
 
 Not copied:
 

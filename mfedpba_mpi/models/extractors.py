@@ -73,11 +73,9 @@ class Parallel(nn.ModuleList):
 class ResidualBlock(nn.Module):
     """x + ReLU(BatchNorm(Linear(x))), with a Linear projection of x where the width changes."""
 
-    def __init__(self, inputs: int, outputs: int, scale: float) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        normalise = nn.BatchNorm1d(outputs)
-        nn.init.constant_(normalise.weight, scale)
-        self.branch = nn.Sequential(nn.Linear(inputs, outputs), normalise, nn.ReLU(inplace=True))
+        self.branch = nn.Sequential(nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True))
         self.skip = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,15 +132,11 @@ class TextCNN(nn.Sequential):
 
 
 class Resmodel(nn.Sequential):
-    """Linear, n residual blocks, Linear.
-
-    The branches start at 1/sqrt(n), so that the sum of n of them starts at the size of one. At full size the last
-    layer's input is so long that a strong pull on the features (FedTGP's lambda of 10) makes plain SGD diverge at once.
-    """
+    """Linear, n residual blocks, Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
         widths = architecture.widths
-        blocks = [ResidualBlock(a, b, len(widths) ** -0.5) for a, b in pairwise((widths[0], *widths))]
+        blocks = [ResidualBlock(a, b) for a, b in pairwise((widths[0], *widths))]
         super().__init__(_first(modality, widths[0]), *blocks, nn.Linear(widths[-1], d))
 
 
