@@ -60,12 +60,12 @@ class FedTGP(Parameters):
 
     label = "FedTGP"
 
-    lam: float = option(1.0, "weight lambda of the pull towards the global prototypes (the authors': 10)", low=0)
+    lam: float = option(1.0, "weight lambda of the pull towards the global prototypes", low=0)
     predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))
     server_epochs: int = option(100, "server epochs S a round over the uploaded prototypes", low=0)
     server_lr: float | None = option(None, "server learning rate [default: the clients']", above=0)
     server_batch: int | None = option(None, "server batch size [default: the clients']", low=1)
-    margin: float = option(100.0, "largest margin between classes, tau_m", low=0)
+    margin: float | None = option(None, "largest margin between classes, tau_m [default: 100 sqrt(d / 512)]", low=0)
     hidden: int | None = option(None, "hidden width of the prototype network [default: d]", low=1)
 
 

@@ -13,10 +13,10 @@ and every round, with {(p_j, y_j)} the uploaded prototypes and avg_c their means
 Adaptations:
 
 * a class that nobody has ever uploaded has a Phat_c that is still a random point: clients are not pulled towards it and
-  do not predict it, and the server leaves it out of D.
-
-* lambda is 1, not the authors' 10: margin and features then feed each other, the one being the largest gap between the
-  others and pushing them further apart, until plain SGD at the paper's rates diverges.
+  do not predict it, and the server leaves it out of D;
+* lambda is 1 and tau_m is 100 sqrt(d / 512), where the authors have 10 and 100 at 512 features: the loss is a mean over
+  features, so 10 / 512 pulls each as hard as 1 / 51, and distances grow with the root of their number. With the
+  authors' values at d = 48 margin and features drive each other up until plain SGD at the paper's rates diverges.
 
 Not copied:
 
@@ -109,11 +109,12 @@ class FedTGPServer(Server):
         self.present = class_counts(problem, device) > 0  # (K, C)
         self.lr = config.lr if params.server_lr is None else params.server_lr
         self.batch = params.server_batch or config.batch_size
+        self.tau_m = 100 * math.sqrt(problem.d / 512) if params.margin is None else params.margin
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         P, present = torch.stack([upload["P"] for upload in uploads.values()]), self.present[list(uploads)]
         average, here = average_prototypes(P, present.to(P.dtype))
-        delta = adaptive_margin(average, here, self.params.margin)
+        delta = adaptive_margin(average, here, self.tau_m)
         self.network.uploaded |= here
         margin = delta * torch.eye(self.problem.C, device=self.device)  # (C, C), of a class y_j its row margin_j
         margin[:, ~self.network.uploaded] = torch.inf

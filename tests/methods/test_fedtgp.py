@@ -211,7 +211,7 @@ def test_a_class_once_uploaded_stays_and_one_never_uploaded_is_left_alone(by_han
     start = e.clone()
     assert server.step(1, 0, {1: uploads[1]})["P_present"].tolist() == [True, False, False]  # one class, one client
     assert torch.equal(e, start)  # alone, it has nothing to be told apart from
-    assert server.record == {"server_tgp": 0.0, "server_margin": 100.0}
+    assert server.record == {"server_tgp": 0.0, "server_margin": 6.25}  # 100 sqrt(2 / 512)
     assert server.step(2, 0, uploads)["P_present"].tolist() == [True, True, False]
     assert not torch.equal(e[1], start[1])
     kept = e[1].clone()
