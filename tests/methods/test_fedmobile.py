@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -267,7 +268,7 @@ def test_the_generator_learns_from_the_owners_of_each_modality(federation, known
     server = federation(batch_size=B, generator_steps=steps, generator_optimizer=optimizer, generator_lr=0.02).server
     g = torch.Generator().manual_seed(3)
     G = torch_generator(server.first_message())
-    make = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+    make = partial(torch.optim.Adam, amsgrad=True) if optimizer == "adam" else torch.optim.SGD
     descent = make(G.parameters(), lr=0.02)
     for t, active in ((1, [0, 1, 2, 3]), (2, [0, 3])):
         uploads = {
