@@ -36,7 +36,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the near match and the whole list."""
-    known = sorted(known)
+    known = sorted(set(known))
     return UserError(f"unknown {kind} '{name}'{nearest(name, known)}; choose from: {', '.join(known)}")
 
 
