@@ -137,7 +137,7 @@ class FedMobile(Parameters):
     hidden: int = option(64, "hidden width of the generator", low=1)
     generator_steps: int = option(100, "generator steps S_g a round", low=0)
     generator_lr: float = option(0.005, "learning rate of the generator", above=0)
-    generator_optimizer: str = option("adam", "optimiser of the generator", choices=("adam", "sgd"))
+    generator_optimizer: str = option("sgd", "optimiser of the generator", choices=("sgd", "adam"))
     clusters: int = option(
         4, "clusters J of clients whose Shapley values are computed (2^J evaluations)", low=1, high=12
     )
