@@ -2,8 +2,9 @@ r"""Entropic Gromov-Wasserstein alignment of global feature prototypes with glob
 
 The solver follows the projected-gradient iteration T <- Sinkhorn(2 L(C1, C2) (x) T, epsilon) of Peyre, Cuturi and
 Solomon (2016) to its fixed point. Two things make it fast and let it work at a small epsilon, where plans are almost
-permutations and plain Sinkhorn sweeps crawl: the marginals are met by damped Newton steps on one dual potential, and
-the outer iteration extrapolates along its last step once it is close.
+permutations and plain Sinkhorn sweeps crawl: the marginals are met by damped Newton steps on one dual potential (by
+way of blurred kernels where these go astray), and the outer iteration extrapolates along its last step once it is
+close.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_FAILURES = 3  # to meet the marginals, in one call
+MOST_FAILURES = 3  # to meet the marginals, in one call; then its plans are returned as they are
 
 
 class Coupling(NamedTuple):
@@ -80,6 +81,14 @@ def sinkhorn(L: Tensor, f: Tensor, tol: float, max_steps: int = 100) -> tuple[Te
     return W, f, error
 
 
+def sharpening_sinkhorn(L: Tensor, tol: float) -> tuple[Tensor, Tensor, float]:
+    """The same for kernels on which Newton's steps go astray: from the blurred e^{L/64} on, sharper each time."""
+    f = torch.zeros_like(L[..., 0])
+    for blur in (64, 16, 4):
+        f = 4 * sinkhorn(L / blur, f, max(tol, 1e-3))[1]
+    return sinkhorn(L, f, tol)
+
+
 @torch.no_grad()
 def entropic_gromov_wasserstein(
     C1: Tensor, C2: Tensor, epsilon: float, T: Tensor, f: Tensor, tol: float = 1e-4, max_iterations: int = 1000
@@ -111,9 +120,9 @@ def entropic_gromov_wasserstein(
         iterations += 1
         L, inner_tol = torch.baddbmm(c, torch.bmm(K, W), C2), max(1e-2 * worst, marginal_tol)
         S, f, error = sinkhorn(L, f, inner_tol)
-        if error > inner_tol:  # Newton's steps went astray: start anew, and give up after a few times
-            failures += 1
-            S, f, error = sinkhorn(L, torch.zeros_like(f), inner_tol)
+        if error > inner_tol:
+            S, f, error = sharpening_sinkhorn(L, inner_tol)
+            failures += error > inner_tol
         F = S - W
         residual = F.abs().sum((1, 2)) / n
         worst = residual.max().item()
