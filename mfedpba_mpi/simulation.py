@@ -41,7 +41,6 @@ class Start:
     store: FeatureStore
     ranks: Sequence[Sequence[int]]
     environment: Mapping[str, object]
-    terms: Sequence[str]
 
 
 @dataclass
@@ -92,7 +91,7 @@ def simulate(config: RunConfig, data_dir: Path, comm: Comm, observers: Sequence[
         for k, data in zip(comm.mine, read_clients(shards, comm.mine), strict=True)
     }
     server = method.server(comm.device) if comm.is_server else None
-    start = Start(problem, partition, store, comm.ranks, comm.environment(), method.client_terms)
+    start = Start(problem, partition, store, comm.ranks, comm.environment())
     watching = observers if comm.is_server else ()
     for observer in watching:
         observer.start(start)
