@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfedpba_mpi.data.catalog import CATALOG, Dataset
+from mfedpba_mpi.data.catalog import CATALOG, Dataset, base_of
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS, make_params
 from mfedpba_mpi.models.architecture import FAMILIES
@@ -43,6 +43,10 @@ class RunConfig:
     fusion: str = option(
         "sum", "how a client joins its modalities; the paper's tables were made with separate",
         choices=("sum", "concat", "separate"), group=PROBLEM,
+    )  # fmt: skip
+    validation: float = option(
+        0.0, "to choose settings: measure on this share of the training rows, held out, and never on test rows",
+        low=0, high=0.3, group=PROBLEM,
     )  # fmt: skip
     seed: int = option(0, "seed of every random stream", low=0, high=2**63 - 1, group=PROBLEM)
     samples: int | None = option(None, "samples of --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
@@ -107,7 +111,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def preset_of(dataset: str) -> Mapping[str, Any]:
     """The preset of a dataset, or of the one it is a variant of (``reuters_1200`` follows ``reuters``)."""
     stem = Path(dataset).stem
-    return PRESETS.get(stem) or PRESETS.get(stem.split("_")[0]) or {}
+    base = base_of(stem)
+    return PRESETS.get(base.name if base else stem, {})
 
 
 def read_toml(path: Path) -> dict[str, Any]:

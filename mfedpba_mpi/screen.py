@@ -44,6 +44,11 @@ class Screen:
             f"{info.classes} classes, {start.problem.M} modalities), partition {config.partition}, "
             f"{start.problem.K} clients, fusion {config.fusion}, seed {config.seed}"
         )
+        self.measure = "validation accuracy" if config.validation else "accuracy"
+        if config.validation:
+            self.console.print(
+                f"accuracies are of {config.validation:.0%} of the training rows, held out, not of test rows"
+            )
         workers = len(start.ranks) - 1
         where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
         self.console.print(f"{where}, {start.environment['mpi']}; log {self.directory / LOG_NAME}")
@@ -65,7 +70,7 @@ class Screen:
         tested = result.values["tested"]
         if tested.max() >= 0:
             self.accuracy = result.values["correct"].sum() / tested.sum()
-        words = "" if np.isnan(self.accuracy) else f"accuracy {self.accuracy:6.2%}"
+        words = "" if np.isnan(self.accuracy) else f"{self.measure} {self.accuracy:6.2%}"
         for warning in result.warnings:
             self.console.print(f"[yellow]round {result.t}: {warning}[/]")
         now = time.monotonic()
@@ -90,12 +95,11 @@ class Screen:
 
 def summary(run: Run) -> Iterator[str | Table]:
     """The clients, the average, where time went, the payload and where the log is, as lines to print."""
-    mark = " (synthetic data)" if run.synthetic else ""
-    yield client_table(run, f"Clients after the last round{mark}")
+    yield client_table(run, f"Clients after the last round{run.remark}")
     s = run.summary()
     yield (
-        f"{run.attributes['label']}: average accuracy{mark}: last round {s['last']:.2%}, best {s['best']:.2%}, mean of "
-        f"the last five {s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
+        f"{run.attributes['label']}: average accuracy{run.remark}: last round {s['last']:.2%}, best {s['best']:.2%}, "
+        f"mean of the last five {s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
     )
     seconds = {name: run.rounds[f"seconds_{name}"] for name in ("train", "server", "eval", "comm", "total")}
     total = seconds.pop("total")
@@ -117,7 +121,8 @@ def client_table(run: Run, title: str, most: int = 24) -> Table:
         rows.append((k, owned, networks, train[k], test[k], f"{accuracy[k]:.2%}"))
     if len(train) > most:
         rows.append(("", f"and {len(train) - most} more", "", "", "", ""))
-    return table(["client", "modalities", "networks", "train", "test", "accuracy"], rows, title)
+    measured = "validation" if run.validation else "test"
+    return table(["client", "modalities", "networks", "train", measured, "accuracy"], rows, title)
 
 
 def payload_line(run: Run) -> str:

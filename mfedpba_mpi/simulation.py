@@ -121,8 +121,9 @@ def prepare(config: RunConfig, data_dir: Path, comm: Comm) -> tuple[Problem, Par
         if not has_shards(shards, key):
             M = len(store.info.modalities)
             partition = make_partition(
-                store.labels(), M, config.clients, config.partition, config.alpha, config.seed, MIN_SAMPLES
-            )
+                store.labels(), M, config.clients, config.partition, config.alpha, config.seed, MIN_SAMPLES,
+                config.validation,
+            )  # fmt: skip
             write_shards(shards, store, partition, key)
         path = f"{store.path}\n{shards}"
     store_path, shards_path = comm.share(path).split("\n")
@@ -140,7 +141,7 @@ def prepare(config: RunConfig, data_dir: Path, comm: Comm) -> tuple[Problem, Par
 
 def shards_key(config: RunConfig, store: FeatureStore) -> str:
     """What the shards of a run depend on, as a hash."""
-    parts = (store.fingerprint, config.partition, config.clients, config.alpha, config.seed)
+    parts = (store.fingerprint, config.partition, config.clients, config.alpha, config.seed, config.validation)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -33,6 +33,17 @@ def test_a_run_ends_with_a_table_and_a_log(command, tmp_path):
     assert run.attributes["ranks"] == 1
 
 
+def test_settings_can_be_chosen_without_the_test_rows(command, tmp_path):
+    """A quarter of 120 rows is for tests; a fifth of the other 90 is held out."""
+    result = command(*RUN, "--validation", 0.2)
+    assert result.returncode == 0, result.stderr
+    for words in ("20% of the training rows, held out", "validation accuracy", "(synthetic data, validation rows)"):
+        assert words in result.stdout
+    part = load_run(tmp_path / "runs" / "synthetic-m2-mfedpba-s0").partition
+    assert (len(part["train_rows"]), len(part["test_rows"])) == (72, 18)
+    assert command(*RUN, "--validation", 0.9).returncode == 2
+
+
 def test_run_is_the_default_command_and_reads_a_file(command, tmp_path):
     (tmp_path / "my.toml").write_text('dataset = "synthetic"\nsamples = 120\nrounds = 9\n[mfedpba]\ntau = 0.25\n')
     result = command("run", "--config", "my.toml", "--rounds", 1, "--out", "here")

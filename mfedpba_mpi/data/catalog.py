@@ -82,6 +82,11 @@ CATALOG: dict[str, Dataset] = {
 }
 
 
+def base_of(name: str) -> Dataset | None:
+    """The catalog entry that a name is, or is a variant of (``reuters_1200``, ``nus-wide-8``); None for any other."""
+    return next((entry for key, entry in CATALOG.items() if re.fullmatch(rf"{re.escape(key)}([_-].*)?", name)), None)
+
+
 def check_name(name: str) -> str:
     """`name` if it is a safe file name (letters, digits, ``-``, ``_``, ``.``), else a UserError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):

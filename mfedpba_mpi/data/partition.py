@@ -1,6 +1,7 @@
 """Who owns what: modalities and samples of every client, drawn from the seed alone.
 
-`modality_sets` draws M_k, `deal_samples` the disjoint rows, `split` each client's 75/25 train and test rows.
+`modality_sets` draws M_k, `deal_samples` the disjoint rows, `split` each client's 75/25 train and test rows, and, where
+settings are to be chosen, its training rows once more: the part held out then takes the place of the test rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ class Partition:
 
 
 def make_partition(
-    labels: np.ndarray, M: int, K: int, kind: str, alpha: float | None, seed: int, min_samples: int
+    labels: np.ndarray,
+    M: int,
+    K: int,
+    kind: str,
+    alpha: float | None,
+    seed: int,
+    min_samples: int,
+    validation: float = 0.0,
 ) -> Partition:
     """The partition of a run.
 
@@ -33,10 +41,13 @@ def make_partition(
     labels : (N,) class of every sample.
     kind : ``m1``, ``m2`` or ``m1+``.
     alpha : concentration of the label skew over clients, or None for shares without skew.
+    validation : share of the training rows to measure on instead of the test rows, which are then in nobody's hands.
     """
     owned = modality_sets(M, K, kind, generator(seed, "modalities"))
     rows = deal_samples(labels, K, kind, alpha, min_samples, generator(seed, "samples"))
-    parts = [split(labels, rows[k], generator(seed, "split", k)) for k in range(K)]
+    parts = [split(labels, rows[k], TEST_SHARE, generator(seed, "split", k)) for k in range(K)]
+    if validation:
+        parts = [split(labels, parts[k][0], validation, generator(seed, "validation", k)) for k in range(K)]
     return Partition(owned, tuple(train for train, _ in parts), tuple(test for _, test in parts))
 
 
@@ -103,17 +114,19 @@ def _raise_to_minimum(rows: list[np.ndarray], minimum: int) -> list[np.ndarray]:
     return rows
 
 
-def split(labels: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A client's (train, test) rows: a quarter to test, stratified; a class of one sample stays in training.
+def split(
+    labels: np.ndarray, rows: np.ndarray, share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """A client's (train, test) rows: a share to test, stratified; a class of one sample stays in training.
 
-    The quota of each class is its quarter rounded down, then the largest fractions get one more until the whole is a
-    quarter. Only a client with nothing but one-sample classes gives some of those to its test rows.
+    The quota of each class is its share rounded down, then the largest fractions get one more until the whole has its
+    share. Only a client with nothing but one-sample classes gives some of those to its test rows.
     """
     rows = rng.permutation(rows)
     _, inverse, counts = np.unique(labels[rows], return_inverse=True, return_counts=True)
-    target = max(1, round(TEST_SHARE * len(rows)))
-    quota = np.floor(TEST_SHARE * counts).astype(int)
-    for c in np.argsort(quota - TEST_SHARE * counts, kind="stable"):
+    target = max(1, round(share * len(rows)))
+    quota = np.floor(share * counts).astype(int)
+    for c in np.argsort(quota - share * counts, kind="stable"):
         if quota.sum() < target and counts[c] >= 2:
             quota[c] += 1
     if not quota.any():

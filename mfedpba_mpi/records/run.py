@@ -45,6 +45,17 @@ class Run:
         return self.attributes["data_origin"] == "synthetic"
 
     @property
+    def validation(self) -> bool:
+        """Whether accuracies were measured on held out training rows, not on test rows."""
+        return bool(self.attributes["config"].get("validation"))
+
+    @property
+    def remark(self) -> str:
+        """What must be said wherever a number of this run is shown, in brackets after a blank; often nothing."""
+        said = ["synthetic data"] * self.synthetic + ["validation rows"] * self.validation
+        return f" ({', '.join(said)})" if said else ""
+
+    @property
     def evaluated(self) -> np.ndarray:
         """The rounds (from 1) after which the clients were tested."""
         return np.flatnonzero(self.rounds["tested"].max(axis=1, initial=-1) >= 0) + 1

@@ -23,7 +23,8 @@ rank 0 writes.
         bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; the whole messages
         seconds_train, seconds_server, seconds_comm, seconds_eval, seconds_total (T,)
         participants (T, K) bool
-    /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1),
+    /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1)
+                     (test_rows is what accuracies are measured on: with --validation, training rows held out),
                      architectures (K,) JSON, rank (K,), counts (K, C) of training samples
     /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
                      and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present)

@@ -59,7 +59,7 @@ def report(runs: dict[str, Path], out: Path) -> None:
         for name, s in summaries.items()
     ]
     run = loaded["full"]
-    origin = f"{run.attributes['data_origin']} data"
+    origin = f"{run.attributes['data_origin']} data" + (", validation rows" if run.validation else "")
     config = run.attributes["config"]
     console().print(
         table(

@@ -53,13 +53,13 @@ def test_dirichlet_skews_the_labels_of_the_clients():
 
 def test_the_split_is_stratified_and_keeps_single_samples_for_training():
     labels = np.repeat([0, 1, 2, 3], [40, 20, 8, 1])
-    train, test = split(labels, np.arange(69), generator(0, "split"))
+    train, test = split(labels, np.arange(69), 0.25, generator(0, "split"))
     assert np.bincount(labels[test], minlength=4).tolist() == [10, 5, 2, 0]
     assert sorted([*train, *test]) == list(range(69))
 
 
 def test_a_client_of_single_samples_is_still_tested():
-    train, test = split(np.arange(8), np.arange(8), generator(0, "split"))
+    train, test = split(np.arange(8), np.arange(8), 0.25, generator(0, "split"))
     assert (len(train), len(test)) == (6, 2)
 
 
@@ -68,3 +68,12 @@ def test_the_seed_decides():
     assert a.modalities == b.modalities
     assert all(np.array_equal(x, y) for x, y in zip(a.train, b.train, strict=True))
     assert any(not np.array_equal(x, y) for x, y in zip(a.train, c.train, strict=True))
+
+
+def test_validation_rows_come_from_training_and_the_test_rows_are_in_nobodys_hands():
+    whole = make_partition(_labels(), 6, 6, "m2", None, 3, 8)
+    held = make_partition(_labels(), 6, 6, "m2", None, 3, 8, validation=0.2)
+    assert held.modalities == whole.modalities
+    for k in range(6):
+        assert sorted([*held.train[k], *held.test[k]]) == sorted(whole.train[k])
+        assert len(held.test[k]) == round(0.2 * len(whole.train[k]))
