@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,9 +68,7 @@ def _shape(info: Dataset) -> list[str]:
 @data_dir_option
 def inspect(name: str, data_dir: Path) -> None:
     """Show what a dataset holds: modalities, class sizes, where it comes from."""
-    import numpy as np
-
-    from mfedpba_mpi.console import console, table
+    from mfedpba_mpi.console import console
     from mfedpba_mpi.data.store import FeatureStore, locate
 
     path = locate(name, data_dir)
@@ -79,42 +79,51 @@ def inspect(name: str, data_dir: Path) -> None:
             "stand-in, `data import` brings in the real one"
         )
     store = FeatureStore(path)
-    info = store.info
-    sizes = np.bincount(store.labels(), minlength=info.classes)
-    click.echo(f"{info.name}: {info.samples} samples, {info.classes} classes, {len(info.modalities)} modalities")
     click.echo("SYNTHETIC: made up, not measured" if store.origin == "synthetic" else "real data")
-    click.echo(f"file: {path}")
-    if info.note:
-        console().print(info.note, markup=False)
-    click.echo(f"samples a class: {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}")
-    headers = ["modality", "type", "width", "kind", "density", "min", "max", "mean", "constant columns"]
-    console().print(table(headers, [_summary(store, m) for m in range(len(info.modalities))]))
-    rows = [*sorted(store.provenance.items()), ("fingerprint", store.fingerprint)]
-    console().print(table(["provenance", ""], rows))
+    if store.info.note:
+        console().print(store.info.note, markup=False)
+    show(store)
 
 
-def _summary(store: FeatureStore, m: int) -> list[str]:
-    """One line on a modality; a sparse one stays sparse."""
+def show(store: FeatureStore) -> None:
+    """What a store holds, and how well each modality tells the classes apart."""
     import numpy as np
 
-    modality, values = store.info.modalities[m], store.modality(m)
-    low, high = values.min(axis=0), values.max(axis=0)
-    if isinstance(values, np.ndarray):
-        nonzero = np.count_nonzero(values)
-    else:
-        nonzero, low, high = values.count_nonzero(), low.toarray(), high.toarray()
-    cells = values.shape[0] * values.shape[1]
-    return [
-        modality.name,
-        f"{modality.type} ({TYPES.get(modality.type, '?')})",
-        str(modality.width),
-        "sparse" if modality.sparse else f"dense {values.dtype}",
-        f"{nonzero / cells:.2%}",
-        f"{low.min():.4g}",
-        f"{high.max():.4g}",
-        f"{values.sum(dtype=np.float64) / cells:.4g}",
-        str(np.count_nonzero(low == high)),
+    from mfedpba_mpi.console import console, table
+    from mfedpba_mpi.data.quality import look
+
+    info, sizes = store.info, np.bincount(store.labels(), minlength=store.info.classes)
+    click.echo(
+        f"{info.name}: {info.samples} samples, {info.classes} classes ({sizes.min()} to {sizes.max()} samples, median "
+        f"{np.median(sizes):g}), {len(info.modalities)} modalities"
+    )
+    headers = [
+        "modality",
+        "type",
+        "width",
+        "non-zero",
+        "range",
+        "constant columns",
+        "duplicate rows",
+        "linear accuracy",
     ]
+    rows, doubtful = [], []
+    for modality, seen in zip(info.modalities, look(store), strict=True):
+        rows.append([
+            modality.name, f"{modality.type} {TYPES.get(modality.type, '')}", str(modality.width),
+            f"{seen.nonzero:.1%}{', sparse' if modality.sparse else ''}", f"{seen.low:.4g} to {seen.high:.4g}",
+            str(seen.constant_columns), str(seen.duplicate_rows), f"{seen.accuracy:.1%}",
+        ])  # fmt: skip
+        doubtful += [modality.name] * (seen.accuracy <= seen.chance)
+    console().print(table(headers, rows))
+    if doubtful:
+        guess = f"{sizes.max() / info.samples:.1%}"
+        console().print(
+            f"[yellow]{', '.join(doubtful)}: no better than guessing the largest class ({guess}). Are the rows and the "
+            "labels in the same order?[/]"
+        )
+    provenance = [("store", str(store.path)), *sorted(store.provenance.items()), ("fingerprint", store.fingerprint)]
+    console().print(table(["provenance", ""], provenance))
 
 
 @data.command()
@@ -162,20 +171,56 @@ def _dims(text: str) -> tuple[int, ...]:
         raise UserError(f"dims: expected widths like 64,128, got '{text}'") from None
 
 
-@data.command("import")
+@data.command("import", short_help="Import real data.")
 @click.argument("name")
 @click.option(
-    "--from", "source", type=PathType, required=True, metavar="FILE", help="an .h5 file with X0, X1, ... and y"
-)
+    "--from", "source", type=PathType, required=True, metavar="PATH",
+    help="a .mat, .h5 or .npz file, or the directory of the unpacked download, of images, or of tables",
+)  # fmt: skip
 @click.option("--out", type=PathType, metavar="FILE.h5", help="[default: DIR/NAME.h5]")
+@click.option("--name", "own_name", metavar="NAME", help="what a custom dataset is to be called")
+@click.option(
+    "--types", metavar="I,L,A,T",
+    help="of a custom dataset's views: image, language, audio, time series; they decide which networks are drawn"
+    "  [default: L for sparse views, I for dense]",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="replace what is there")
 @data_dir_option
-def import_(name: str, source: Path, out: Path | None, overwrite: bool, data_dir: Path) -> None:
-    """Import real data under a catalog name, or under a new one (reuters_1200 follows reuters)."""
-    from mfedpba_mpi.data.importers import import_file
+def import_(
+    name: str,
+    source: Path,
+    out: Path | None,
+    own_name: str | None,
+    types: str | None,
+    overwrite: bool,
+    data_dir: Path,
+) -> None:
+    """Import real data: read, match with the catalog, check, look at it, and store it, all or nothing.
 
+    \b
+    mfedpba-mpi data import caltech101 --from Caltech101-all.mat
+    mfedpba-mpi data import caltech101 --from 101_ObjectCategories/
+    mfedpba-mpi data import reuters_1200 --from Reuters-1200.mat      # a subset has a name of its own
+    mfedpba-mpi data import custom --name scenes --from scenes.mat --types I,I,L
+
+    NAME is caltech101, reuters, nus-wide, youtube or mfeat, a variant like reuters_1200 or nus-wide-8, or custom.
+    data/README.md says where each original is found.
+    """
+    from mfedpba_mpi.data.importing import import_dataset
+
+    if name != "custom" and (own_name or types):
+        raise UserError(f"--name and --types go with `data import custom` only; {name} has a name and types")
+    if name == "custom" and (not own_name or own_name in CATALOG):
+        given = f", and {own_name} is the catalog's: `data import {own_name}`" if own_name else ""
+        raise UserError(f"a custom dataset needs a name of its own: --name NAME{given}")
+    name, views = (own_name, _types(types)) if name == "custom" and own_name else (name, None)
     path = out or data_dir / f"{check_name(name)}.h5"
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already; --overwrite replaces it")
-    import_file(name, source, path)
-    click.echo(f"wrote {path}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is cleaned away
+    show(import_dataset(name, source, path, views))
+    click.echo(f"wrote {path}; run it with --dataset {path if out else name}")
+
+
+def _types(text: str | None) -> list[str]:
+    return [part.strip().upper() for part in text.split(",")] if text else []

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -34,8 +35,7 @@ def test_inspect_says_that_a_stand_in_is_synthetic(tmp_path: Path) -> None:
     call(tmp_path, "synthesize", *SHAPE)
     output = call(tmp_path, "inspect", "synthetic-n60-c3-d6x10")
     assert "SYNTHETIC" in output
-    assert "60 samples, 3 classes, 2 modalities" in output
-    assert "samples a class: 20 to 20, median 20" in output
+    assert "60 samples, 3 classes (20 to 20 samples, median 20), 2 modalities" in output
 
 
 def test_inspect_shows_real_sparse_data(shared_data: Path, tmp_path: Path) -> None:
@@ -44,6 +44,27 @@ def test_inspect_shows_real_sparse_data(shared_data: Path, tmp_path: Path) -> No
     assert "SYNTHETIC" not in output
     assert "sparse" in output
     assert "mbrbic/Multi-view-LRSSC" in output
+
+
+def test_an_import_shows_what_it_found_and_warns_of_rows_that_do_not_fit_their_labels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    views = {"good": np.eye(3)[labels] + 0.1 * rng.normal(size=(300, 3)), "scrambled": rng.normal(size=(300, 4))}
+    np.savez(tmp_path / "own.npz", labels=labels, **views)
+    output = call(tmp_path, "import", "custom", "--name", "own", "--from", tmp_path / "own.npz", "--types", "A,T")
+    for words in ("300 samples, 3 classes (100 to 100 samples", "A audio", "T time series", "sha256", "--dataset own"):
+        assert words in output
+    assert "scrambled: no better than guessing the largest class (33.3%)" in output
+    assert FeatureStore(tmp_path / "own.h5").info.classes == 3
+
+
+def test_a_custom_dataset_needs_a_name_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs a name of its own: --name NAME"):
+        call(tmp_path, "import", "custom", "--from", tmp_path)
+    with pytest.raises(UserError, match="youtube is the catalog's: `data import youtube`"):
+        call(tmp_path, "import", "custom", "--name", "youtube", "--from", tmp_path)
+    with pytest.raises(UserError, match="go with `data import custom` only"):
+        call(tmp_path, "import", "mfeat", "--types", "I", "--from", tmp_path)
 
 
 def test_inspect_of_nothing_tells_what_to_do(tmp_path: Path) -> None:
@@ -74,8 +95,9 @@ def test_synthesize_refuses_a_shape_for_a_dataset_that_has_one(tmp_path: Path) -
 def test_import_replaces_a_file_only_when_told_to(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "mfeat.h5"
     out = tmp_path / "elsewhere" / "digits.h5"
-    call(tmp_path, "import", "digits", "--from", source, "--out", out)
+    call(tmp_path, "import", "mfeat_1", "--from", source, "--out", out)
     with pytest.raises(UserError, match="--overwrite replaces it"):
-        call(tmp_path, "import", "digits", "--from", source, "--out", out)
-    call(tmp_path, "import", "digits", "--from", source, "--out", out, "--overwrite")
-    assert FeatureStore(out).info.name == "digits"
+        call(tmp_path, "import", "mfeat_2", "--from", source, "--out", out)
+    assert FeatureStore(out).info.name == "mfeat_1"
+    call(tmp_path, "import", "mfeat_2", "--from", source, "--out", out, "--overwrite")
+    assert FeatureStore(out).info.name == "mfeat_2"

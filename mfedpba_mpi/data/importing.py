@@ -1,0 +1,222 @@
+"""From files as they are passed round to the feature store: read, match with the catalog, check, write."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix, issparse
+
+from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, Modality, base_of, check_name
+from mfedpba_mpi.data.readers import h5, images, mat, mfeat, nuswide, reuters, tables, youtube
+from mfedpba_mpi.data.readers.source import Reader, Source
+from mfedpba_mpi.data.store import FeatureStore, Values, write_store
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.options import unknown
+
+READERS: tuple[Reader, ...] = (h5, mat, mfeat, reuters, youtube, nuswide, tables, images)  # asked in turn, but first:
+ORIGINALS: dict[str, Reader] = {
+    "caltech101": images,
+    "reuters": reuters,
+    "nus-wide": nuswide,
+    "youtube": youtube,
+    "mfeat": mfeat,
+}
+
+# What others call the catalog's modalities, in the catalog's order.
+NAMES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "caltech101": (("hog",), ("gist",), ("lbp",)),
+    "reuters": (
+        ("en", "english"), ("fr", "french"), ("gr", "ge", "de", "german"), ("it", "italian"), ("sp", "es", "spanish"),
+    ),
+    "nus-wide": (
+        ("ch", "color histogram"), ("corr", "cc", "color correlogram"), ("cm", "cm55", "color moments"),
+        ("bow", "bag of words", "sift"),
+    ),
+    "youtube": (
+        ("audio_mfcc",), ("audio_spectrogram_stream",), ("audio_volume_stream",), ("vision_cuboids_histogram",),
+        ("vision_hist_motion_estimate",), ("vision_hog_features",),
+    ),
+    "mfeat": (
+        ("fou", "mfeat-fou"), ("fac", "mfeat-fac"), ("kar", "mfeat-kar"), ("pix", "mfeat-pix"), ("zer", "mfeat-zer"),
+        ("mor", "mfeat-mor"),
+    ),
+}  # fmt: skip
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".rar", ".7z")
+DIGITS = "0123456789"
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
+
+
+def import_dataset(name: str, source: Path, out: Path, types: Sequence[str] | None = None) -> FeatureStore:
+    """Write the dataset in `source` as the feature store `out`, all or nothing.
+
+    Parameters
+    ----------
+    name : of the catalog, for that dataset in its shape, or of a variant (``reuters_1200``), for its modalities in any
+        width. With `types` it may be any other name, and all views are taken as they are.
+    types : a key of TYPES for every view, or one for all; empty: L for sparse views, I for dense ones.
+    """
+    base = base_of(check_name(name))
+    if base is None and types is None:
+        own = f"`mfedpba-mpi data import custom --name {name}` makes a dataset of your own"
+        raise UserError(f"{unknown('dataset', name, CATALOG)}, or a variant like reuters_1200; {own}")
+    scratch = out.with_name(f".{out.name}.parts")
+    reader, found = _read(source, scratch, base)
+    labels, classes, class_names = encode_labels(found, source)
+    provenance = {**found.details, "reader": reader.FORMAT.split(":")[0], "file": source.resolve().name}
+    if base and types is None:
+        order, how = match_views(base, found, source)
+        widths = [found.views[i].shape[1] for i in order]
+        modalities = tuple(
+            Modality(m.name, m.type, width, m.sparse) for m, width in zip(base.modalities, widths, strict=True)
+        )
+        provenance["modalities"] = f"{_told(modalities, order, found.view_names)} (by {how})"
+    else:
+        order, modalities = list(range(len(found.views))), _as_found(found, types or (), source)
+    info = Dataset(name, len(labels), classes, modalities, base.note if base else "")
+    _check_shape(info)
+    views = [_stored(found.views[i], modality.sparse) for i, modality in zip(order, modalities, strict=True)]
+    provenance["sha256"] = digest(found.files, source)
+    write_store(out, info, labels, views, "real", provenance, class_names)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return FeatureStore(out)
+
+
+def _read(source: Path, scratch: Path, base: Dataset | None) -> tuple[Reader, Source]:
+    """What the first reader that recognises `source` finds there, the reader of the dataset's original asked first."""
+    if not source.exists():
+        raise UserError(f"{source} does not exist")
+    if source.suffix in PICKLES or (source.is_file() and re.match(rb"\x80[\x02-\x05]", _head(source))):
+        raise UserError(f"{source} is a pickle, which could run code and is never loaded; save plain arrays (.npz)")
+    original = [ORIGINALS[base.name]] if base else []
+    reader = next((reader for reader in (*original, *READERS) if reader.recognises(source)), None)
+    if reader is None and source.suffix in ARCHIVES:
+        raise UserError(f"{source} is an archive; unpack it and give the directory")
+    if reader is None:
+        known = "; ".join(reader.FORMAT for reader in READERS)
+        raise UserError(f"{source} is in no format known here; known are: {known}")
+    try:
+        found = reader.read(source, scratch)
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
+    for m, view in enumerate(found.views):
+        if len(found.labels) != view.shape[0] or not view.size:
+            raise UserError(
+                f"{source}: view {m + 1} is {view.shape[0]} x {view.shape[1]}, for {len(found.labels)} labels"
+            )
+    return reader, found
+
+
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(2)
+
+
+def encode_labels(found: Source, source: Path) -> tuple[np.ndarray, int, Sequence[str] | None]:
+    """(labels 0..C-1, C, class names): labels of any base and any gaps, in sorted order; texts name their classes."""
+    labels = found.labels
+    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "biuSU":
+        raise UserError(f"{source}: the labels are neither whole numbers nor words, but {labels[:3].tolist()} ...")
+    if found.classes:
+        return labels, found.classes, found.class_names
+    values, codes = np.unique(labels, return_inverse=True)
+    if not 1 < len(values) < len(labels):
+        raise UserError(f"{source}: {len(labels)} samples with {len(values)} different labels; are these the labels?")
+    names = found.class_names
+    if names is None and not any(np.array_equal(values, np.arange(len(values)) + first) for first in (0, 1)):
+        names = [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    return codes, len(values), names
+
+
+def match_views(base: Dataset, found: Source, source: Path) -> tuple[list[int], str]:
+    """(for each modality of a catalog entry the view that is it, what told: name, order or width).
+
+    Names come first (a width at their end does not matter). Then widths that fit in order; then the first view of each
+    modality's width that is not taken yet, so that views of one width keep their order; then, where there are as many
+    views as modalities, the order alone.
+    """
+    M, names = len(base.modalities), [_bare(name) for name in found.view_names]
+    called = [
+        {_bare(name) for name in (m.name, *also)} for m, also in zip(base.modalities, NAMES[base.name], strict=True)
+    ]
+    by_name = [[i for i, name in enumerate(names) if {name, name.rstrip(DIGITS)} & known] for known in called]
+    if all(len(hits) == 1 for hits in by_name):
+        return [hits[0] for hits in by_name], "name"
+    widths, wanted = [view.shape[1] for view in found.views], [m.width for m in base.modalities]
+    if widths == wanted:
+        return list(range(M)), "order"
+    by_width: list[int] = []
+    for width in wanted:
+        by_width += [i for i, w in enumerate(widths) if w == width and i not in by_width][:1]
+    if len(by_width) == M:
+        return by_width, "width"
+    if len(widths) == M:
+        return list(range(M)), "order"
+    raise UserError(
+        f"{source} has {_views(widths)}; which of them are {base.name}'s {_views(wanted)}? "
+        "`mfedpba-mpi data import custom --name NAME` takes them all as they are"
+    )
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _told(modalities: Sequence[Modality], order: Sequence[int], names: Sequence[str]) -> str:
+    """``I1 = view 4 hog, ...``"""
+    known = [f" {name}" for name in names] or [""] * (max(order) + 1)
+    return ", ".join(f"{m.name} = view {i + 1}{known[i]}" for m, i in zip(modalities, order, strict=True))
+
+
+def _as_found(found: Source, types: Sequence[str], source: Path) -> tuple[Modality, ...]:
+    """All views as modalities of a dataset of the user's own."""
+    M, names = len(found.views), found.view_names
+    types = list(types) * M if len(types) == 1 else types or ["L" if issparse(view) else "I" for view in found.views]
+    if len(types) != M or not set(types) <= set(TYPES):
+        raise UserError(f"types: {source} has {M} views, so give {M} of {', '.join(TYPES)} with commas, or one for all")
+    if len(set(names)) != M:
+        names = [f"V{m + 1}" for m in range(M)]
+    return tuple(Modality(n, t, v.shape[1], issparse(v)) for n, t, v in zip(names, types, found.views, strict=True))
+
+
+def _check_shape(info: Dataset) -> None:
+    """A UserError where a catalog name is given to something of another shape."""
+    entry = CATALOG.get(info.name, info)
+    if (info.samples, info.classes, info.modalities) != (entry.samples, entry.classes, entry.modalities):
+        raise UserError(
+            f"{info.name} has {_shape(entry)}; the file has {_shape(info)}; a subset or variant keeps a name of its "
+            f"own, for example {info.name}_{info.samples}"
+        )
+
+
+def _shape(info: Dataset) -> str:
+    return f"{info.samples} samples, {info.classes} classes and {_views([m.width for m in info.modalities])}"
+
+
+def _views(widths: Sequence[int]) -> str:
+    return f"{len(widths)} views of widths {', '.join(map(str, widths))}"
+
+
+def _stored(view: Values, sparse: bool) -> Values:
+    """A view as the store wants it, sparse or dense."""
+    if sparse == issparse(view):
+        return view
+    return csr_matrix(view) if sparse else view.toarray()  # type: ignore[union-attr]
+
+
+def digest(files: Sequence[Path], source: Path) -> str:
+    """SHA-256 of the one file, or of the lines ``<SHA-256>  <path below source>`` of several, sorted by path."""
+    sums = {}
+    for path in files:
+        with open(path, "rb") as file:
+            sums[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    if list(sums) == [source]:
+        return sums[source]
+    lines = sorted((path.relative_to(source).as_posix(), total) for path, total in sums.items())
+    return hashlib.sha256("".join(f"{total}  {path}\n" for path, total in lines).encode()).hexdigest()
