@@ -25,6 +25,7 @@ from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel, Rows
+from mfedpba_mpi.models.descent import descend
 from mfedpba_mpi.models.inputs import DenseRows, SparseRows, modality_rows
 from mfedpba_mpi.rng import generator, torch_seed
 
@@ -90,8 +91,107 @@ class Epoch:
             yield number, slice(start, stop), [x.batch(start, stop) for x in self.xs]
 
 
+class Loss(ABC):
+    """A client's loss in one epoch."""
+
+    @abstractmethod
+    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+        """Of a batch with features Z (|M_k|, b, d): a step for all that is trained but the extractors, and dL/dZ.
+
+        `number` is the batch's, `rows` are its rows of the epoch.
+        """
+
+    @abstractmethod
+    def means(self) -> Tensor:
+        """The loss terms, each a mean over the epoch's batches."""
+
+
 BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
-"""``loss(number, rows, Z) -> (loss, terms)``: number of the batch, its rows of the epoch, features Z (|M_k|, b, d)."""
+"""``loss(number, rows, Z) -> (loss, terms)`` of a batch, see `Loss.step`."""
+
+
+class AutogradLoss(Loss):
+    """A loss given as a function of the features, which autograd differentiates."""
+
+    def __init__(self, client: Client, function: BatchLoss):
+        self.function, self.groups = function, client.rates()[1]
+        self.parameters = [p for group, _ in self.groups for p in group]
+        self.terms: list[Tensor] = []
+
+    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss, terms = self.function(number, rows, Z.requires_grad_())
+            gZ, *gradients = torch.autograd.grad(loss, [Z, *self.parameters])
+        for group, lr in self.groups:
+            sgd_step(group, gradients[: len(group)], lr)
+            del gradients[: len(group)]
+        self.terms.append(torch.stack(tuple(terms)).detach())
+        return gZ
+
+    def means(self) -> Tensor:
+        return torch.stack(self.terms).mean(0)
+
+
+class HeadLoss(Loss):
+    """L_ce of the classifier, with its gradient by hand; a method may add gradients of its own on the way back.
+
+    Attributes
+    ----------
+    Z, logits : (|M_k|, n, d) and (items, n, C) of the whole epoch so far; rows of short batches are padded with 0.
+    """
+
+    def __init__(self, client: Client, epoch: Epoch):
+        self.model, self.epoch, self.lr = client.model, epoch, client.config.lr
+        head = self.model.classifier
+        self.W, self.b = head.weight.detach(), head.bias.detach()
+        M, C = len(client.spec.modalities), client.problem.C
+        self.items = M if self.model.fusion == "separate" else 1
+        n = len(epoch.cuts) * client.config.batch_size
+        self.Z = torch.zeros(M, n, client.problem.d, device=client.device)
+        self.logits = torch.zeros(self.items, n, C, device=client.device)
+        self.Y = F.one_hot(epoch.y, C).to(self.W.dtype)
+
+    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+        z = self.model.fuse(Z)
+        flat = z.flatten(0, 1)
+        logits = torch.addmm(self.b, flat, self.W.t()).view(*z.shape[:2], -1)
+        self.Z[:, rows], self.logits[:, rows] = Z, logits
+        g = logits.softmax(-1).sub_(self.Y[rows]).div_(len(flat))
+        g = self.on_logits(number, logits, g).flatten(0, 1)
+        gz = self.on_fused(rows, z, (g @ self.W).view_as(z))
+        self.W.addmm_(g.t(), flat, alpha=-self.lr)
+        self.b.sub_(g.sum(0), alpha=self.lr)
+        return self.on_features(number, rows, Z, self.model.unfuse(gz, len(Z)))
+
+    def on_logits(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
+        """The gradient g (items, b, C) of the logits and what the method adds."""
+        return g
+
+    def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
+        """The gradient g (items, b, d) of what is classified and what the method adds."""
+        return g
+
+    def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
+        """The gradient g (|M_k|, b, d) of the features and what the method adds."""
+        return g
+
+    def weights(self) -> Tensor:
+        """(n,): with them a sum over samples is the mean over batches of the batches' means; 0 for padding."""
+        sizes = [stop - start for start, stop in self.epoch.cuts]
+        w = torch.zeros(self.logits.shape[1], device=self.logits.device)
+        w[: sum(sizes)] = torch.tensor(
+            [1 / (len(sizes) * size) for size in sizes for _ in range(size)], device=w.device
+        )
+        return w
+
+    def ce(self) -> Tensor:
+        """L_ce."""
+        n = self.epoch.cuts[-1][1]
+        each = F.cross_entropy(self.logits[:, :n].flatten(0, 1), self.epoch.y[:n].repeat(self.items), reduction="none")
+        return self.weights()[:n] @ each.view(self.items, n).mean(0)
+
+    def means(self) -> Tensor:
+        return self.ce()[None]
 
 
 class Client(ABC):
@@ -140,9 +240,10 @@ class Client(ABC):
             counts = [a + b for a, b in zip(counts, found, strict=True)] if counts else found
         return counts
 
-    def trained(self) -> Sequence[tuple[Sequence[nn.Parameter], float]]:
-        """Groups of parameters that a step changes, and their learning rates."""
-        return [(list(self.model.parameters()), self.config.lr)]
+    def rates(self) -> tuple[float, Sequence[tuple[Sequence[nn.Parameter], float]]]:
+        """The learning rate of the extractors, and groups of the other parameters that are trained, with theirs."""
+        others = [p for name, p in self.model.named_parameters() if not name.startswith("extractors.")]
+        return self.config.lr, [(others, self.config.lr)]
 
     def epoch(self, t: int, number: int) -> Epoch:
         """The `number`-th epoch of round `t`: freshly shuffled, the last batch may be short.
@@ -158,32 +259,29 @@ class Client(ABC):
         index = torch.from_numpy(order).to(self.device)
         return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts)
 
-    def train(self, t: int, terms: Sequence[str], make_loss: Callable[[Epoch], BatchLoss]) -> None:
+    @torch.no_grad()
+    def train(self, t: int, terms: Sequence[str], make_loss: Callable[[Epoch], Loss]) -> None:
         """E epochs of plain SGD.
 
         Parameters
         ----------
         terms : names of the loss terms, for the log; their means over the batches end up in `self.losses`.
-        make_loss : prepares an epoch and returns its `BatchLoss`.
+        make_loss : prepares an epoch.
         """
-        groups = self.trained()
-        parameters = [p for group, _ in groups for p in group]
-        cuts = np.cumsum([0, *(len(group) for group, _ in groups)]).tolist()
-        totals = torch.zeros(len(terms), device=self.device)
-        steps = 0
+        lr, ways = self.rates()[0], [descend(extractor) for extractor in self.model.extractors]
+        means = torch.zeros(len(terms), device=self.device)
         self.model.train()
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
-            loss_of = make_loss(epoch)
+            loss = make_loss(epoch)
             for batch, rows, xs in epoch.batches():
-                loss, values = loss_of(batch, rows, self.model.features(xs))
-                gradients = torch.autograd.grad(loss, parameters)
-                for i, (group, lr) in enumerate(groups):
-                    sgd_step(group, gradients[cuts[i] : cuts[i + 1]], lr)
-                totals += torch.stack(tuple(values)).detach()
-                steps += 1
-        means = (totals / max(steps, 1)).tolist()
-        self.losses = dict(zip(terms, means, strict=True))
+                Z = torch.stack([way.forward(x) for way, x in zip(ways, xs, strict=True)])
+                gZ = loss.step(batch, rows, Z)
+                for way, g in zip(ways, gZ, strict=True):
+                    if way.learns:
+                        way.backward(g, lr, False)
+            means += loss.means() / self.config.epochs
+        self.losses = dict(zip(terms, means.tolist(), strict=True))
         for term, value in self.losses.items():
             if not np.isfinite(value):
                 raise RunError(f"client {self.k}, round {t}: loss term {term} is not finite ({value}); lower --lr")
@@ -218,13 +316,8 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
-    """w <- w - lr g; a sparse gradient touches only its rows."""
-    dense = [(p, g) for p, g in zip(parameters, gradients, strict=True) if not g.is_sparse]
-    if dense:
-        torch._foreach_add_([p for p, _ in dense], [g for _, g in dense], alpha=-lr)
-    for p, g in zip(parameters, gradients, strict=True):
-        if g.is_sparse:
-            p.add_(g, alpha=-lr)
+    """w <- w - lr g."""
+    torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
 
 
 @dataclass

@@ -44,7 +44,7 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import BatchLoss, Epoch, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.base import AutogradLoss, Epoch, Loss, Method, Problem, Server, cross_entropy
 from mfedpba_mpi.methods.catalog import FedMobile as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
@@ -136,7 +136,7 @@ class FedMobileClient(HeadClient):
         r = self.R(zt) if self.R else torch.zeros_like(zt)
         return self.model.classifier(zt + r), r
 
-    def _client_loss(self, epoch: Epoch, inbox: Message, t: int, number: int) -> BatchLoss:
+    def _client_loss(self, epoch: Epoch, inbox: Message, t: int, number: int) -> Loss:
         """CE + lambda_r MSE(r, g) + lambda_g CE(h_k(v), y'); what the generator has not been taught is left out."""
         taught = inbox["taught"] > 0
         draws = Draws(self.problem, taught, "generated", self.k, t, number)
@@ -164,7 +164,7 @@ class FedMobileClient(HeadClient):
                 total = total + lambda_g * gen
             return total, [ce, rec, gen]
 
-        return loss
+        return AutogradLoss(self, loss)
 
     @torch.no_grad()
     def _contribution(self) -> Tensor:

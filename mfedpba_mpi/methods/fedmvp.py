@@ -45,7 +45,7 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import BatchLoss, Epoch, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.base import AutogradLoss, Epoch, Loss, Method, Problem, Server, cross_entropy
 from mfedpba_mpi.methods.catalog import FedMVP as Params
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
 from mfedpba_mpi.rng import torch_seed
@@ -109,7 +109,7 @@ class FedMVPClient(HeadClient):
             tokens = torch.cat([own, complete(own.sum(0))[None]])
         return Forward(own, tokens, self.joint(tokens.sum(0)))
 
-    def _client_loss(self, epoch: Epoch, h_G: Message) -> BatchLoss:
+    def _client_loss(self, epoch: Epoch, h_G: Message) -> Loss:
         """CE + alpha L_MCM + beta L_RAM."""
         alpha, beta = self.params.alpha, self.params.beta
         complete = self._completion(h_G)
@@ -134,7 +134,7 @@ class FedMVPClient(HeadClient):
                 total = total + beta * ram
             return total, [ce, mcm, ram]
 
-        return loss
+        return AutogradLoss(self, loss)
 
 
 def completion(h_G: Message, modalities: int) -> Completion:

@@ -41,9 +41,10 @@ from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import (
     LEAST_FOR_BATCHNORM,
-    BatchLoss,
+    AutogradLoss,
     ClientSpec,
     Epoch,
+    Loss,
     Method,
     Problem,
     Server,
@@ -80,7 +81,7 @@ class FedPallClient(HeadClient):
             raise RunError(f"client {self.k}, round {t}: prototypes p are not finite; lower --lr")
         return {"p": self.p}
 
-    def _loss(self, epoch: Epoch, inbox: Message) -> BatchLoss:
+    def _loss(self, epoch: Epoch, inbox: Message) -> Loss:
         """L_ce + beta L_adv + mu L_nce; without L_nce before the first prototypes."""
         beta, mu, T = self.params.beta, self.params.mu, self.params.temperature
         adversary = adversarial_term(inbox) if beta else None
@@ -100,7 +101,7 @@ class FedPallClient(HeadClient):
                 total = total + mu * nce
             return total, [ce, adv, nce]
 
-        return loss
+        return AutogradLoss(self, loss)
 
     def _mixed(self, t: int, Pbar: Tensor) -> Message:
         """v = s_k * (g_k z + (1 - g_k) Pbar_y) of every item, with its y, or of the class means, (C, d)."""

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import BatchLoss, Client, Epoch, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.base import Client, Epoch, HeadLoss, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedProto as Params
 
 EXACT = "donot_use_mm_for_euclid_dist"  # torch.cdist by differences: no cancellation between points that are close
@@ -71,36 +71,14 @@ class FedProtoClient(Client):
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         shape = len(self.spec.modalities), self.problem.C, self.problem.d
         seen = SeenFeatures(*shape, self.device) if self.params.proto_source == "train" else None
-        self.train(t, FedProto.client_terms, lambda epoch: self._loss(epoch, inbox, seen))
+        self.train(t, FedProto.client_terms, lambda epoch: FedProtoLoss(self, epoch, inbox, seen))
         E = seen.means() if seen else self.prototypes()["E"]
         P = E if self.by_modality else self.model.fuse(E).mean(0)  # a mean of sums is the sum of means
         if not P.isfinite().all():
             raise RunError(f"client {self.k}, round {t}: prototypes are not finite; lower --lr")
         return {"P": P, "seen": seen.n > 0} if seen else {"P": P}
 
-    def _loss(self, epoch: Epoch, inbox: Message, seen: SeenFeatures | None) -> BatchLoss:
-        """L_ce + lambda MSE(z_i, t_i) with t_i = Pbar_{y_i}, or z_i itself where there is none."""
-        lam, zero = self.params.lam if inbox else 0.0, torch.zeros((), device=self.device)
-        if lam:
-            P_G, present = self._received(inbox)
-            known = present[:, epoch.y, None]  # (1 or |M_k|, n, 1)
-            target, known = torch.where(known, P_G[:, epoch.y], 0.0), known.to(P_G.dtype)
-        note = seen.note(epoch) if seen else None
-
-        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
-            if note:
-                note(rows, Z)
-            fused = self.model.fuse(Z)
-            ce = cross_entropy(self.model.classifier(fused), epoch.y[rows])
-            if not lam:
-                return ce, [ce, zero]
-            z = known[:, rows] * (Z if self.by_modality else fused)
-            mse = F.mse_loss(z, target[:, rows].expand_as(z))
-            return ce + lam * mse, [ce, mse]
-
-        return loss
-
-    def _received(self, inbox: Message) -> tuple[Tensor, Tensor]:
+    def received(self, inbox: Message) -> tuple[Tensor, Tensor]:
         """(Pbar (1 or |M_k|, C, d), which of them exist (1 or |M_k|, C))."""
         C, d = self.problem.C, self.problem.d
         return inbox["P_G"].view(-1, C, d), inbox["P_present"].view(-1, C) > 0
@@ -114,11 +92,44 @@ class FedProtoClient(Client):
 
     def _nearest(self, z: Tensor, inbox: Message) -> Tensor:
         """argmin_c ||z - Pbar_c||^2 of z (items, b, d), absent classes infinitely far."""
-        P_G, present = self._received(inbox)
+        P_G, present = self.received(inbox)
         distance = torch.cdist(z, P_G, compute_mode=EXACT).square().masked_fill(~present[:, None], torch.inf)
         if self.by_modality and self.model.fusion == "sum":
             distance = distance.sum(0, keepdim=True)
         return distance.argmin(-1)
+
+
+class FedProtoLoss(HeadLoss):
+    """L_ce + lambda MSE(z_i, t_i) with t_i = Pbar_{y_i}, or z_i itself where there is none."""
+
+    def __init__(self, client: FedProtoClient, epoch: Epoch, inbox: Message, seen: SeenFeatures | None):
+        super().__init__(client, epoch)
+        self.lam, self.by_modality = client.params.lam if inbox else 0.0, client.by_modality
+        self.note = seen.note(epoch) if seen else None
+        if self.lam:
+            P_G, present = client.received(inbox)
+            known = present[:, epoch.y, None]  # (1 or |M_k|, n, 1)
+            self.target, self.known = torch.where(known, P_G[:, epoch.y], 0.0), known.to(P_G.dtype)
+
+    def _pull(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
+        """g + lambda dMSE/dz of z (., b, d)."""
+        return torch.add(g, self.known[:, rows] * z - self.target[:, rows], alpha=2 * self.lam / z.numel())
+
+    def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
+        return g if self.by_modality or not self.lam else self._pull(rows, z, g)
+
+    def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
+        if self.note:
+            self.note(rows, Z)
+        return self._pull(rows, Z, g) if self.by_modality and self.lam else g
+
+    def means(self) -> Tensor:
+        mse = torch.zeros((), device=self.Z.device)
+        if self.lam:
+            n = self.epoch.cuts[-1][1]
+            z = (self.Z if self.by_modality else self.model.fuse(self.Z))[:, :n]
+            mse = (self.known[:, :n] * z - self.target[:, :n]).square().mean((0, 2)) @ self.weights()[:n]
+        return torch.stack([self.ce(), mse])
 
 
 def class_counts(problem: Problem, device: torch.device) -> Tensor:

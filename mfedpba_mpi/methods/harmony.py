@@ -48,7 +48,7 @@ from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import BatchLoss, Client, Epoch, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.base import AutogradLoss, Client, Epoch, Loss, Method, Problem, Server, cross_entropy
 from mfedpba_mpi.methods.catalog import Harmony as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import draw_head
@@ -149,13 +149,13 @@ class HarmonyClient(Client):
                 assign(self.model.classifier, matrix(self.unimodal).mean(0))
             self.model.theta_init = torch.cat(self._theta())
 
-    def trained(self) -> Sequence[tuple[Sequence[nn.Parameter], float]]:
-        extractors, lr = list(self.model.extractors.parameters()), self.config.lr
+    def rates(self) -> tuple[float, Sequence[tuple[Sequence[nn.Parameter], float]]]:
+        lr = self.config.lr
         if self.stage == FUSION:
-            return [(extractors, self.params.encoder_lr_factor * lr), (list(self.model.classifier.parameters()), lr)]
-        return [([*extractors, *self.unimodal.parameters()], lr)]
+            return self.params.encoder_lr_factor * lr, [(list(self.model.classifier.parameters()), lr)]
+        return lr, [(list(self.unimodal.parameters()), lr)]
 
-    def _loss(self, epoch: Epoch) -> BatchLoss:
+    def _loss(self, epoch: Epoch) -> Loss:
         """sum_m CE(h^m_k(z^m), y), of which the mean over m is logged, or CE(h_k(z), y)."""
         fusing = self.stage == FUSION
         logits, weight = (self.model.logits, 1) if fusing else (self.unimodal, len(self.spec.modalities))
@@ -164,7 +164,7 @@ class HarmonyClient(Client):
             ce = cross_entropy(logits(Z), epoch.y[rows])
             return weight * ce, [ce]
 
-        return loss
+        return AutogradLoss(self, loss)
 
     @torch.no_grad()
     def _theta(self) -> list[Tensor]:

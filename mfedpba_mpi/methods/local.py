@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.methods.base import BatchLoss, Client, Epoch, Method, cross_entropy
+from mfedpba_mpi.methods.base import Client, HeadLoss, Method
 
 
 class LocalClient(Client):
     """A client that minimises cross-entropy."""
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
-        self.train(t, Local.client_terms, self._loss)
+        self.train(t, Local.client_terms, lambda epoch: HeadLoss(self, epoch))
         return {}
-
-    def _loss(self, epoch: Epoch) -> BatchLoss:
-        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
-            ce = cross_entropy(self.model.logits(Z), epoch.y[rows])
-            return ce, [ce]
-
-        return loss
 
 
 class Local(Method):

@@ -9,7 +9,7 @@ Up go the feature prototypes E_k^m and the logit prototypes I_k, down come the g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from mfedpba_mpi.alignment.losses import aggregate_logits, contrastive_loss, rec
 from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import BatchLoss, Client, Epoch, Method, Problem, Server, cross_entropy, sgd_step
+from mfedpba_mpi.methods.base import Client, Epoch, HeadLoss, Method, Problem, Server, sgd_step
 from mfedpba_mpi.methods.catalog import MFedPBA as Params
 from mfedpba_mpi.rng import torch_seed
 
@@ -66,80 +66,99 @@ class MFedPBAClient(Client):
         self.lambda_2 = 0.0 if "logit" in params.without else params.lambda_2
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
-        self.train(t, MFedPBA.client_terms, lambda epoch: self._client_loss(epoch, inbox))
+        self.train(t, MFedPBA.client_terms, lambda epoch: MFedPBALoss(self, epoch, inbox))
         uploads = self.prototypes()
         for name, value in uploads.items():
             if not value.isfinite().all():
                 raise RunError(f"client {self.k}, round {t}: prototypes {name} are not finite; lower --lr")
         return uploads
 
-    def _client_loss(self, epoch: Epoch, inbox: Message) -> BatchLoss:
-        """L_ce + lambda_1 L_fea + lambda_2 L_logit; L_ce alone before the first broadcast."""
-        classes = BatchClasses(epoch, self.config.batch_size)
-        feature = feature_term(classes, *self._own(inbox)) if inbox and self.lambda_1 else None
-        logit = logit_term(classes, inbox["I_G"], inbox["I_present"] > 0) if inbox and self.lambda_2 else None
-        zero = torch.zeros((), device=self.device)
-
-        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
-            logits = self.model.logits(Z)
-            total = ce = cross_entropy(logits, epoch.y[rows])
-            fea = kl = zero
-            if feature:
-                fea = feature(number, Z)
-                total = total + self.lambda_1 * fea
-            if logit:
-                kl = logit(number, logits)
-                total = total + self.lambda_2 * kl
-            return total, [ce, fea, kl]
-
-        return loss
-
-    def _own(self, inbox: Message) -> tuple[Tensor, Tensor]:
+    def own(self, inbox: Message) -> tuple[Tensor, Tensor]:
         """(P_G, present) of the client's own modalities."""
         own = list(self.spec.modalities)
         return inbox["P_G"][own], inbox["P_present"][own] > 0
 
 
-def feature_term(classes: BatchClasses, P_G: Tensor, present: Tensor) -> Callable[[int, Tensor], Tensor]:
+class MFedPBALoss(HeadLoss):
+    """L_ce + lambda_1 L_fea + lambda_2 L_logit; L_ce alone before the first broadcast."""
+
+    def __init__(self, client: MFedPBAClient, epoch: Epoch, inbox: Message):
+        super().__init__(client, epoch)
+        self.feature = self.logit = None
+        if inbox and (client.lambda_1 or client.lambda_2):
+            classes = BatchClasses(epoch, client.config.batch_size)
+            if client.lambda_1:
+                self.feature = FeatureTerm(classes, *client.own(inbox), client.lambda_1)
+            if client.lambda_2:
+                self.logit = LogitTerm(classes, inbox["I_G"], inbox["I_present"] > 0, client.lambda_2)
+
+    def on_logits(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
+        return self.logit.add_gradient(number, logits, g) if self.logit else g
+
+    def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
+        return self.feature.add_gradient(number, Z, g) if self.feature else g
+
+    def means(self) -> Tensor:
+        zero = torch.zeros((), device=self.Z.device)
+        fea = self.feature.mean(self.Z) if self.feature else zero
+        return torch.stack([self.ce(), fea, self.logit.mean(self.logits) if self.logit else zero])
+
+
+class FeatureTerm:
     """L_fea = 1/|M_k| sum_m mean_c ||P_G,c^m - E_c^m||^2 over the classes of a batch that P_G^m has.
+
+    As a sum over samples it is ||R (S Z^m - P_y)||^2 / |M_k| with R_ii^2 = v_i, so lambda_1 dL/dZ^m = A Z^m - B, where
+    A and B are known before the epoch.
 
     Parameters
     ----------
     P_G : (|M_k|, C, d) global prototypes of the client's modalities, `present` (|M_k|, C).
-
-    Returns
-    -------
-    A function of (batch number, Z (|M_k|, b, d)).
     """
-    root = torch.stack([classes.weights(p) for p in present], 1).sqrt()[..., None]  # (batches, |M_k|, B, 1)
-    S = root * classes.S[:, None]
-    target = root * P_G[:, classes.y].transpose(0, 1)
 
-    def term(number: int, Z: Tensor) -> Tensor:
+    def __init__(self, classes: BatchClasses, P_G: Tensor, present: Tensor, lambda_1: float = 1.0):
+        R = torch.stack([classes.weights(p) for p in present], 1).sqrt()[..., None]  # (batches, |M_k|, b, 1)
+        self.S = R * classes.S[:, None]
+        self.target = R * P_G[:, classes.y].transpose(0, 1)
+        back = 2 * lambda_1 / len(P_G) * self.S.mT
+        self.A, self.B = back @ self.S, back @ self.target
+
+    def add_gradient(self, number: int, Z: Tensor, g: Tensor) -> Tensor:
+        """g + lambda_1 dL/dZ of a batch with features Z (|M_k|, b, d)."""
         b = Z.shape[1]
-        return F.mse_loss(S[number, :, :b, :b] @ Z, target[number, :, :b], reduction="sum") / len(Z)
+        return torch.baddbmm(g - self.B[number, :, :b], self.A[number, :, :b, :b], Z)
 
-    return term
+    def mean(self, Z: Tensor) -> Tensor:
+        """The mean over batches, of the features Z (|M_k|, batches x B, d) of an epoch."""
+        batches = Z.unflatten(1, self.S.shape[:3:2]).transpose(0, 1)
+        return (self.S @ batches - self.target).square().sum() / (len(Z) * len(self.S))
 
 
-def logit_term(classes: BatchClasses, I_G: Tensor, present: Tensor) -> Callable[[int, Tensor], Tensor]:
+class LogitTerm:
     """L_logit = mean_c KL(softmax(I_G,c) || softmax(I_c)) over the classes of a batch that I_G (C, C) has.
 
-    Returns
-    -------
-    A function of (batch number, logits (items, b, C)).
+    With I = S logits and p the softmax of I_G it is sum_i v_i KL(p_{y_i} || softmax(I_i)), dL/dI = v (softmax(I) - p).
     """
-    v = classes.weights(present)[..., None]
-    log_p = F.log_softmax(I_G, -1)[classes.y]
-    vp = v * log_p.exp()  # (batches, B, C)
-    negative_entropy = (vp * log_p).sum((1, 2))
 
-    def term(number: int, logits: Tensor) -> Tensor:
-        b = logits.shape[1]
-        I = classes.S[number, :b, :b] @ (logits[0] if len(logits) == 1 else logits.mean(0))
-        return negative_entropy[number] - (vp[number, :b] * F.log_softmax(I, -1)).sum()
+    def __init__(self, classes: BatchClasses, I_G: Tensor, present: Tensor, lambda_2: float = 1.0):
+        self.S, self.v, self.lambda_2 = classes.S, classes.weights(present)[..., None], lambda_2
+        log_p = F.log_softmax(I_G, -1)[classes.y]
+        self.vp = self.v * log_p.exp()  # (batches, B, C)
+        self.negative_entropy = (self.vp * log_p).sum()
 
-    return term
+    def add_gradient(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
+        """g + lambda_2 dL/dlogits of a batch with logits (items, b, C)."""
+        items, b, _ = logits.shape
+        S = self.S[number, :b, :b]
+        I = S @ (logits[0] if items == 1 else logits.mean(0))
+        dI = I.softmax(-1).mul_(self.v[number, :b]).sub_(self.vp[number, :b])
+        if items == 1:
+            return torch.addmm(g[0], S.T, dI, alpha=self.lambda_2)[None]
+        return torch.add(g, S.T @ dI, alpha=self.lambda_2 / items)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """The mean over batches, of the logits (items, batches x B, C) of an epoch."""
+        I = self.S @ logits.mean(0).unflatten(0, self.S.shape[:2])
+        return (self.negative_entropy - (self.vp * F.log_softmax(I, -1)).sum()) / len(self.S)
 
 
 class MFedPBAServer(Server):

@@ -48,11 +48,19 @@ class ClientModel(nn.Module):
 
     def fuse(self, Z: Tensor) -> Tensor:
         """What is classified, (items, B, width): one item a sample, or |M_k| of them for ``separate``."""
+        if self.fusion == "separate" or len(Z) == 1:
+            return Z
         if self.fusion == "sum":
             return Z.sum(0, keepdim=True)
-        if self.fusion == "concat":
-            return Z.transpose(0, 1).flatten(1).unsqueeze(0)
-        return Z
+        return Z.transpose(0, 1).flatten(1).unsqueeze(0)
+
+    def unfuse(self, g: Tensor, modalities: int) -> Tensor:
+        """From the gradient of `fuse(Z)` to that of Z (|M_k|, B, d)."""
+        if self.fusion == "separate" or modalities == 1:
+            return g
+        if self.fusion == "sum":
+            return g.expand(modalities, -1, -1)
+        return g[0].unflatten(1, (modalities, -1)).transpose(0, 1)
 
     def logits(self, Z: Tensor) -> Tensor:
         """Items' logits (items, B, C) of the features Z (|M_k|, B, d)."""

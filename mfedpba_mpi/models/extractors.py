@@ -26,7 +26,7 @@ OUTPUT_SCALE = 0.2  # of the last layer's weights under He's rule, relative to P
 
 
 class SparseLinear(nn.Module):
-    """A Linear layer on sparse rows, weight (width, hidden); its sparse gradient touches only the columns in use."""
+    """A Linear layer on sparse rows, weight (width, hidden)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -41,7 +41,6 @@ class SparseLinear(nn.Module):
             self.weight,
             rows.offsets,
             mode="sum",
-            sparse=True,
             per_sample_weights=rows.values,
             include_last_offset=True,
         )
@@ -62,12 +61,20 @@ class Fold(nn.Module):
         return x.view(-1, self.height, self.breadth, 1).permute(0, 3, 1, 2)
 
 
+class Flat(nn.Module):
+    """(B, channels, height, breadth) in channels-last order -> (B, height x breadth x channels), without a copy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Flatten the image as it lies in memory."""
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+
 class Parallel(nn.ModuleList):
-    """Branches side by side on one input, their outputs flattened and joined."""
+    """Branches side by side on one input, their outputs joined."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 1, 1, width) -> (B, features)."""
-        return torch.cat([branch(x).flatten(1) for branch in self], 1)
+        return torch.cat([branch(x) for branch in self], 1)
 
 
 class ResidualBlock(nn.Module):
@@ -105,33 +112,37 @@ def _convolve(layer: Convolution) -> list[nn.Module]:
     return [convolution, nn.MaxPool2d((1, layer.pool), ceil_mode=True)] if layer.pool > 1 else [convolution]
 
 
-class DNN(nn.Sequential):
+class Extractor(nn.Sequential):
+    """Layers of the kinds that `descent` knows its way through."""
+
+
+class DNN(Extractor):
     """n x (Linear, ReLU), Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
         super().__init__(_first(modality, architecture.widths[0]), *_rest(architecture.widths, d))
 
 
-class CNN(nn.Sequential):
+class CNN(Extractor):
     """CNN1D and CNN2D: n x (convolution, max-pooling in 1-D, ReLU), n x (Linear, ReLU), Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
         layers = convolutions(architecture, modality.width)
         blocks = [part for layer in layers for part in (*_convolve(layer), nn.ReLU(inplace=True))]
         fold = Fold(architecture, modality.width)
-        super().__init__(fold, *blocks, nn.Flatten(), *_head(architecture, modality, d))
+        super().__init__(fold, *blocks, Flat(), *_head(architecture, modality, d))
 
 
-class TextCNN(nn.Sequential):
+class TextCNN(Extractor):
     """Convolutions with kernels 3, 4, 5 side by side, each max-pooled, ReLU, n x (Linear, ReLU), Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
-        branches = [nn.Sequential(*_convolve(layer)) for layer in convolutions(architecture, modality.width)]
+        branches = [nn.Sequential(*_convolve(layer), Flat()) for layer in convolutions(architecture, modality.width)]
         fold = Fold(architecture, modality.width)
         super().__init__(fold, Parallel(branches), nn.ReLU(inplace=True), *_head(architecture, modality, d))
 
 
-class Resmodel(nn.Sequential):
+class Resmodel(Extractor):
     """Linear, n residual blocks, Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:

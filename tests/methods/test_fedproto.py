@@ -221,22 +221,27 @@ def test_prototypes_from_training_are_means_of_all_features_seen(by_hand, fusion
     settings = {"fusion": fusion, "epochs": 3, "batch_size": 3, "lr": 0.5}
     options = {"proto_source": "train", "proto_scope": scope}
     client = by_hand("fedproto", [data], modalities=2, fedproto=options, **settings).clients[0]
-    client.model.extractors = nn.ModuleList(nn.Linear(d, d) for _ in range(2))
-    seen, labels, features, epoch = [], [], client.model.features, client.epoch
+    seen, labels, epoch = ([], []), [], client.epoch
 
-    def note_features(xs):
-        Z = features(xs)
-        seen.extend(Z.detach().clone().unbind(1))  # before the step's update
-        return Z
+    class Noting(nn.Linear):
+        """Notes what it makes of training rows, before the step's update."""
+
+        def forward(self, x):
+            z = super().forward(x)
+            seen[self.m].extend(z.detach().clone())
+            return z
 
     def note_labels(t, number):
         found = epoch(t, number)
         labels.extend(found.y.tolist())
         return found
 
-    client.model.features, client.epoch = note_features, note_labels
+    client.model.extractors = nn.ModuleList(Noting(d, d) for _ in range(2))
+    client.model.extractors[0].m, client.model.extractors[1].m = 0, 1
+    client.epoch = note_labels
     upload = client.update(1, 0, {})
-    assert len(seen) == len(labels) == 21
+    assert len(labels) == 21
+    seen = [torch.stack(pair) for pair in zip(*seen, strict=True)][:21]
     for c in range(2):
         mean = sum(z for z, label in zip(seen, labels, strict=True) if label == c) / labels.count(c)  # (2, d)
         if scope == "fused":

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mfedpba_mpi.methods.base import Epoch, cross_entropy, sgd_step
-from mfedpba_mpi.methods.mfedpba import BatchClasses, feature_term, logit_term
+from mfedpba_mpi.methods.base import Epoch, cross_entropy
+from mfedpba_mpi.methods.mfedpba import BatchClasses, FeatureTerm, LogitTerm
 
 C, d, B = 5, 4, 6
 CUTS = [(0, 6), (6, 12), (12, 15)]  # the last one short
@@ -52,28 +52,57 @@ def loop_logit_loss(y, logits, I_G, present):
     return sum(divergences) / len(divergences) if divergences else 0.0
 
 
+def padded(values):
+    """(., 15, .) -> (., 18, .): batches of equal size, as an epoch keeps them."""
+    return F.pad(values, (0, 0, 0, 3))
+
+
+def test_the_mean_feature_loss_of_an_epoch(case):
+    term = FeatureTerm(case["classes"], case["P_G"], case["P_present"], lambda_1=7.0)
+    each = [loop_feature_loss(case["y"][a:b], case["Z"][:, a:b], case["P_G"], case["P_present"]) for a, b in CUTS]
+    np.testing.assert_allclose(term.mean(padded(case["Z"])), sum(each) / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("items", [1, 2])
+def test_the_mean_logit_loss_of_an_epoch(case, items):
+    logits = case["logits"][:items]
+    term = LogitTerm(case["classes"], case["I_G"], case["I_present"], lambda_2=7.0)
+    each = [loop_logit_loss(case["y"][a:b], logits.mean(0)[a:b], case["I_G"], case["I_present"]) for a, b in CUTS]
+    np.testing.assert_allclose(term.mean(padded(logits)), sum(each) / 3, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("number", range(3))
-def test_feature_loss(case, number):
+def test_the_gradient_of_the_feature_loss(case, number):
     a, b = CUTS[number]
-    found = feature_term(case["classes"], case["P_G"], case["P_present"])(number, case["Z"][:, a:b])
-    expected = loop_feature_loss(case["y"][a:b], case["Z"][:, a:b], case["P_G"], case["P_present"])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    Z = case["Z"][:, a:b].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loop_feature_loss(case["y"][a:b], Z, case["P_G"], case["P_present"]), Z)
+    term = FeatureTerm(case["classes"], case["P_G"], case["P_present"], lambda_1=0.5)
+    found = term.add_gradient(number, Z.detach(), torch.ones_like(Z))
+    torch.testing.assert_close(found, 1 + 0.5 * expected)
 
 
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("items", [1, 2])
-def test_logit_loss(case, number, items):
+def test_the_gradient_of_the_logit_loss(case, number, items):
     a, b = CUTS[number]
-    logits = case["logits"][:items, a:b]
-    found = logit_term(case["classes"], case["I_G"], case["I_present"])(number, logits)
-    expected = loop_logit_loss(case["y"][a:b], logits.mean(0), case["I_G"], case["I_present"])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    logits = case["logits"][:items, a:b].clone().requires_grad_()
+    loss = loop_logit_loss(case["y"][a:b], logits.mean(0), case["I_G"], case["I_present"])
+    (expected,) = torch.autograd.grad(loss, logits)
+    term = LogitTerm(case["classes"], case["I_G"], case["I_present"], lambda_2=0.5)
+    found = term.add_gradient(number, logits.detach(), torch.ones_like(logits))
+    torch.testing.assert_close(found, 1 + 0.5 * expected)
 
 
 def test_terms_are_zero_where_no_class_of_the_batch_is_known(case):
     nobody = torch.zeros(2, C, dtype=torch.bool)
-    assert feature_term(case["classes"], case["P_G"], nobody)(0, case["Z"][:, :6]) == 0
-    assert logit_term(case["classes"], case["I_G"], nobody[0])(0, case["logits"][:, :6]) == 0
+    feature, logit = (
+        FeatureTerm(case["classes"], case["P_G"], nobody),
+        LogitTerm(case["classes"], case["I_G"], nobody[0]),
+    )
+    assert feature.mean(padded(case["Z"])) == 0
+    assert logit.mean(padded(case["logits"])) == 0
+    assert not feature.add_gradient(0, case["Z"][:, :6], torch.zeros(2, 6, d)).any()
+    assert not logit.add_gradient(0, case["logits"][:, :6], torch.zeros(2, 6, C)).any()
 
 
 def test_a_hand_worked_feature_loss():
@@ -81,18 +110,10 @@ def test_a_hand_worked_feature_loss():
     classes = BatchClasses(Epoch([], torch.tensor([0, 0, 1]), [(0, 3)]), 3)
     Z = torch.tensor([[[1.0, 1.0], [3.0, 1.0], [5.0, 5.0]]])
     P_G = torch.tensor([[[2.0, 2.0], [5.0, 4.0], [9.0, 9.0]]])
-    assert feature_term(classes, P_G, torch.ones(1, 3, dtype=torch.bool))(0, Z).item() == pytest.approx(1.0)
+    assert FeatureTerm(classes, P_G, torch.ones(1, 3, dtype=torch.bool)).mean(Z).item() == pytest.approx(1.0)
 
 
 def test_cross_entropy_counts_every_sample_and_modality():
     logits, y = torch.randn(2, 3, C), torch.tensor([0, 2, 4])
     by_hand = [-F.log_softmax(logits[m, i], 0)[y[i]] for m in range(2) for i in range(3)]
     assert cross_entropy(logits, y).item() == pytest.approx(sum(by_hand).item() / 6, rel=1e-6)
-
-
-def test_sgd_step_is_plain_sgd_also_for_sparse_gradients():
-    w, table = torch.ones(2), torch.ones(3, 2)
-    sparse = torch.sparse_coo_tensor([[1, 1]], torch.tensor([[1.0, 2.0], [1.0, 0.0]]), (3, 2), check_invariants=True)
-    sgd_step([w, table], [torch.tensor([1.0, -1.0]), sparse], lr=0.5)
-    assert w.tolist() == [0.5, 1.5]
-    assert table.tolist() == [[1, 1], [0, 0], [1, 1]]
