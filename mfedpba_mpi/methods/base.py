@@ -25,7 +25,7 @@ from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel, Rows
-from mfedpba_mpi.models.descent import descend
+from mfedpba_mpi.models.descent import descend, step_linear
 from mfedpba_mpi.models.inputs import DenseRows, SparseRows, modality_rows
 from mfedpba_mpi.rng import generator, torch_seed
 
@@ -94,6 +94,8 @@ class Epoch:
 class Loss(ABC):
     """A client's loss in one epoch."""
 
+    by_hand: ClassVar[bool] = True  # without autograd
+
     @abstractmethod
     def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         """Of a batch with features Z (|M_k|, b, d): a step for all that is trained but the extractors, and dL/dZ.
@@ -112,6 +114,8 @@ BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
 
 class AutogradLoss(Loss):
     """A loss given as a function of the features, which autograd differentiates."""
+
+    by_hand = False
 
     def __init__(self, client: Client, function: BatchLoss):
         self.function, self.groups = function, client.rates()[1]
@@ -133,35 +137,28 @@ class AutogradLoss(Loss):
 
 
 class HeadLoss(Loss):
-    """L_ce of the classifier, with its gradient by hand; a method may add gradients of its own on the way back.
-
-    Attributes
-    ----------
-    Z, logits : (|M_k|, n, d) and (items, n, C) of the whole epoch so far; rows of short batches are padded with 0.
-    """
+    """L_ce of the classifier, with its gradient by hand; a method may add gradients of its own on the way back."""
 
     def __init__(self, client: Client, epoch: Epoch):
         self.model, self.epoch, self.lr = client.model, epoch, client.config.lr
         head = self.model.classifier
         self.W, self.b = head.weight.detach(), head.bias.detach()
-        M, C = len(client.spec.modalities), client.problem.C
-        self.items = M if self.model.fusion == "separate" else 1
-        n = len(epoch.cuts) * client.config.batch_size
-        self.Z = torch.zeros(M, n, client.problem.d, device=client.device)
-        self.logits = torch.zeros(self.items, n, C, device=client.device)
-        self.Y = F.one_hot(epoch.y, C).to(self.W.dtype)
+        self.W_t = self.W.t()
+        self.Y = F.one_hot(epoch.y, client.problem.C).to(self.W.dtype)
+        self.Z: list[Tensor] = []  # of all batches so far
+        self.logits: list[Tensor] = []
 
     def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         z = self.model.fuse(Z)
         flat = z.flatten(0, 1)
-        logits = torch.addmm(self.b, flat, self.W.t()).view(*z.shape[:2], -1)
-        self.Z[:, rows], self.logits[:, rows] = Z, logits
-        g = logits.softmax(-1).sub_(self.Y[rows]).div_(len(flat))
+        logits = torch.addmm(self.b, flat, self.W_t).view(z.shape[0], z.shape[1], -1)
+        self.Z.append(Z)
+        self.logits.append(logits)
+        g = logits.softmax(-1).sub_(self.Y[rows]).div_(flat.shape[0])
         g = self.on_logits(number, logits, g).flatten(0, 1)
-        gz = self.on_fused(rows, z, (g @ self.W).view_as(z))
-        self.W.addmm_(g.t(), flat, alpha=-self.lr)
-        self.b.sub_(g.sum(0), alpha=self.lr)
-        return self.on_features(number, rows, Z, self.model.unfuse(gz, len(Z)))
+        gz = self.on_fused(rows, z, g.mm(self.W).view_as(z))
+        step_linear(self.W, self.b, flat, g, self.lr)
+        return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
 
     def on_logits(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
         """The gradient g (items, b, C) of the logits and what the method adds."""
@@ -175,20 +172,18 @@ class HeadLoss(Loss):
         """The gradient g (|M_k|, b, d) of the features and what the method adds."""
         return g
 
-    def weights(self) -> Tensor:
-        """(n,): with them a sum over samples is the mean over batches of the batches' means; 0 for padding."""
-        sizes = [stop - start for start, stop in self.epoch.cuts]
-        w = torch.zeros(self.logits.shape[1], device=self.logits.device)
-        w[: sum(sizes)] = torch.tensor(
-            [1 / (len(sizes) * size) for size in sizes for _ in range(size)], device=w.device
-        )
-        return w
+    def batch_mean(self, each: Tensor) -> Tensor:
+        """The mean over batches of the batches' means of a value (n,) of each sample."""
+        batches, (start, stop) = len(self.epoch.cuts), self.epoch.cuts[-1]
+        last = each[start:stop].mean()
+        return last if batches == 1 else (each[:start].mean() * (batches - 1) + last) / batches
 
     def ce(self) -> Tensor:
         """L_ce."""
-        n = self.epoch.cuts[-1][1]
-        each = F.cross_entropy(self.logits[:, :n].flatten(0, 1), self.epoch.y[:n].repeat(self.items), reduction="none")
-        return self.weights()[:n] @ each.view(self.items, n).mean(0)
+        logits = torch.cat(self.logits, 1)
+        items, n, _ = logits.shape
+        each = F.cross_entropy(logits.flatten(0, 1), self.epoch.y[:n].repeat(items), reduction="none")
+        return self.batch_mean(each.view(items, n).mean(0))
 
     def means(self) -> Tensor:
         return self.ce()[None]
@@ -274,13 +269,15 @@ class Client(ABC):
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
-            for batch, rows, xs in epoch.batches():
-                Z = torch.stack([way.forward(x) for way, x in zip(ways, xs, strict=True)])
-                gZ = loss.step(batch, rows, Z)
-                for way, g in zip(ways, gZ, strict=True):
-                    if way.learns:
-                        way.backward(g, lr, False)
-            means += loss.means() / self.config.epochs
+            by_hand = loss.by_hand and all(way.by_hand for way in ways)
+            with torch.inference_mode() if by_hand else torch.no_grad():  # the first is a tenth faster
+                for batch, rows, xs in epoch.batches():
+                    Z = torch.stack([way.forward(x) for way, x in zip(ways, xs, strict=True)])
+                    gZ = loss.step(batch, rows, Z)
+                    for way, g in zip(ways, gZ, strict=True):
+                        if way.learns:
+                            way.backward(g, lr, False)
+                means += loss.means() / self.config.epochs
         self.losses = dict(zip(terms, means.tolist(), strict=True))
         for term, value in self.losses.items():
             if not np.isfinite(value):

@@ -110,10 +110,12 @@ class FedProtoLoss(HeadLoss):
             P_G, present = client.received(inbox)
             known = present[:, epoch.y, None]  # (1 or |M_k|, n, 1)
             self.target, self.known = torch.where(known, P_G[:, epoch.y], 0.0), known.to(P_G.dtype)
+            self.all_known = bool(present.all())
 
     def _pull(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         """g + lambda dMSE/dz of z (., b, d)."""
-        return torch.add(g, self.known[:, rows] * z - self.target[:, rows], alpha=2 * self.lam / z.numel())
+        difference = (z if self.all_known else self.known[:, rows] * z) - self.target[:, rows]
+        return torch.add(g, difference, alpha=2 * self.lam / z.numel())
 
     def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         return g if self.by_modality or not self.lam else self._pull(rows, z, g)
@@ -124,12 +126,14 @@ class FedProtoLoss(HeadLoss):
         return self._pull(rows, Z, g) if self.by_modality and self.lam else g
 
     def means(self) -> Tensor:
-        mse = torch.zeros((), device=self.Z.device)
-        if self.lam:
-            n = self.epoch.cuts[-1][1]
-            z = (self.Z if self.by_modality else self.model.fuse(self.Z))[:, :n]
-            mse = (self.known[:, :n] * z - self.target[:, :n]).square().mean((0, 2)) @ self.weights()[:n]
-        return torch.stack([self.ce(), mse])
+        ce = self.ce()
+        if not self.lam:
+            return torch.stack([ce, torch.zeros_like(ce)])
+        Z = torch.cat(self.Z, 1)
+        z = Z if self.by_modality else self.model.fuse(Z)
+        n = z.shape[1]
+        squares = (self.known[:, :n] * z - self.target[:, :n]).square().mean((0, 2))
+        return torch.stack([ce, self.batch_mean(squares)])
 
 
 def class_counts(problem: Problem, device: torch.device) -> Tensor:

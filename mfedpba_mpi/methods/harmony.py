@@ -169,7 +169,7 @@ class HarmonyClient(Client):
     @torch.no_grad()
     def _theta(self) -> list[Tensor]:
         """theta^m_k of each owned modality, the extractor's parameters as one vector."""
-        return [nn.utils.parameters_to_vector(f.parameters()) for f in self.model.extractors]
+        return [torch.cat([p.flatten() for p in f.parameters()]) for f in self.model.extractors]
 
     def _bias(self) -> Tensor:
         """b^m_k = 1 - cos(theta, theta_init) = |u - u_init|^2 / 2 of the unit vectors, (|M_k|,).

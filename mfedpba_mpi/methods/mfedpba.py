@@ -99,9 +99,10 @@ class MFedPBALoss(HeadLoss):
         return self.feature.add_gradient(number, Z, g) if self.feature else g
 
     def means(self) -> Tensor:
-        zero = torch.zeros((), device=self.Z.device)
-        fea = self.feature.mean(self.Z) if self.feature else zero
-        return torch.stack([self.ce(), fea, self.logit.mean(self.logits) if self.logit else zero])
+        ce = self.ce()
+        fea = self.feature.mean(torch.cat(self.Z, 1)) if self.feature else torch.zeros_like(ce)
+        kl = self.logit.mean(torch.cat(self.logits, 1)) if self.logit else torch.zeros_like(ce)
+        return torch.stack([ce, fea, kl])
 
 
 class FeatureTerm:
@@ -128,9 +129,10 @@ class FeatureTerm:
         return torch.baddbmm(g - self.B[number, :, :b], self.A[number, :, :b, :b], Z)
 
     def mean(self, Z: Tensor) -> Tensor:
-        """The mean over batches, of the features Z (|M_k|, batches x B, d) of an epoch."""
-        batches = Z.unflatten(1, self.S.shape[:3:2]).transpose(0, 1)
-        return (self.S @ batches - self.target).square().sum() / (len(Z) * len(self.S))
+        """The mean over batches, of the features Z (|M_k|, n, d) of an epoch."""
+        batches, M, size, _ = self.S.shape
+        Z = F.pad(Z, (0, 0, 0, batches * size - Z.shape[1])).view(M, batches, size, -1).transpose(0, 1)
+        return (self.S @ Z - self.target).square().sum() / (M * batches)
 
 
 class LogitTerm:
@@ -156,8 +158,9 @@ class LogitTerm:
         return torch.add(g, S.T @ dI, alpha=self.lambda_2 / items)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """The mean over batches, of the logits (items, batches x B, C) of an epoch."""
-        I = self.S @ logits.mean(0).unflatten(0, self.S.shape[:2])
+        """The mean over batches, of the logits (items, n, C) of an epoch."""
+        batches, size, _ = self.S.shape
+        I = self.S @ F.pad(logits.mean(0), (0, 0, 0, batches * size - logits.shape[1])).view(batches, size, -1)
         return (self.negative_entropy - (self.vp * F.log_softmax(I, -1)).sum()) / len(self.S)
 
 
@@ -184,16 +187,20 @@ class MFedPBAServer(Server):
             self.problem.M,
         )
         self.record = {"gw_residual": 0.0, "gw_iterations": 0}
-        for s in range(self.params.server_epochs):
-            self._optimise(t, s, batch, len(clients), I_G)
+        solves = [self._optimise(t, s, batch, len(clients), I_G) for s in range(self.params.server_epochs)]
+        if solves and "align" not in self.params.without:
+            self._note_plans(*map(torch.stack, zip(*solves, strict=True)))
         with torch.no_grad():
             P_G = batch.average(self.autoencoder(batch.E))
         if not P_G.isfinite().all():
             raise RunError(f"server, round {t}: global prototypes P_G are not finite; lower server_lr")
         return {"P_G": P_G, "I_G": I_G, "P_present": batch.present, "I_present": I_present}
 
-    def _optimise(self, t: int, s: int, batch: PrototypeBatch, uploads: int, I_G: Tensor) -> None:
-        """One SGD step of L_server = L_rec + L_con + L_align on the autoencoder, gradient norm clipped."""
+    def _optimise(self, t: int, s: int, batch: PrototypeBatch, uploads: int, I_G: Tensor) -> tuple[Tensor, ...]:
+        """One SGD step of L_server = L_rec + L_con + L_align on the autoencoder, gradient norm clipped.
+
+        Returns the residuals and iterations of L_align's plans, if it counts.
+        """
         P = self.autoencoder(batch.E)
         P_G = batch.average(P)
         terms = {
@@ -207,31 +214,32 @@ class MFedPBAServer(Server):
             self.record[f"server_{name}"] = value
             if not math.isfinite(value):
                 raise RunError(f"server, round {t}, step {s + 1}: L_{name} is not finite ({value}); lower server_lr")
-        if "align" in losses:
-            self._note_plans()
+        solve = (self.alignment.residual, self.alignment.iterations) if "align" in losses else ()
         total = sum(losses.values())
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return
+            return solve
         parameters = list(self.autoencoder.parameters())
         gradients = torch.autograd.grad(total, parameters)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         clip = self.params.server_clip
         scale = min(1.0, clip / max(norm.item(), 1e-12)) if clip else 1.0
         sgd_step(parameters, gradients, self.params.server_lr * scale)
+        return solve
 
-    def _note_plans(self) -> None:
-        """Add a step's transport plans to the round's record; warn of one that says nothing, or is not there yet."""
+    def _note_plans(self, residuals: Tensor, iterations: Tensor) -> None:
+        """Record a round's transport plans, (S, M) values; warn of one that says nothing, or was not there yet."""
         plans = self.alignment.record()
         names = [self.problem.info.modalities[m].name for m in range(self.problem.M)]
         self.record["gw_trace"], self.record["gw_epsilon"] = plans.trace.cpu().numpy(), plans.epsilon.cpu().numpy()
-        self.record["gw_residual"] = max(self.record["gw_residual"], plans.residual.nan_to_num(0).max().item())
-        self.record["gw_iterations"] += int(plans.iterations.max())
+        residual = residuals.nan_to_num(0).amax(0)
+        self.record["gw_residual"] = residual.max().item()
+        self.record["gw_iterations"] = int(iterations.amax(1).sum())
         for m in (plans.deviation < 0.01).nonzero().flatten().tolist():
             self._warn(
                 f"the transport plan of {names[m]} is uniform within 1 %, so L_align says nothing: lower gw_epsilon"
             )
-        for m in (plans.residual > self.alignment.tol).nonzero().flatten().tolist():
-            self._warn(f"the transport plan of {names[m]} has not converged (residual {plans.residual[m]:.1e})")
+        for m in (residual > self.alignment.tol).nonzero().flatten().tolist():
+            self._warn(f"the transport plan of {names[m]} has not converged (residual {residual[m]:.1e})")
 
     def _warn(self, words: str) -> None:
         if words not in self.warnings:

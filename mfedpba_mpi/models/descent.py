@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mfedpba_mpi.models.extractors import Extractor, Flat, Fold, Parallel, Resid
 from mfedpba_mpi.models.inputs import SparseRows
 
 aten = torch.ops.aten
+relu_backward = aten.threshold_backward.grad_input
 SMALL = 1500  # outputs of a convolution, below which PyTorch's own backward pass is faster than oneDNN's
 
 
@@ -38,6 +40,7 @@ def _native(wanted: bool) -> Iterator[None]:
 class Pass(ABC):
     """One layer's way forth and back."""
 
+    by_hand = True  # without autograd
     learns = True  # whether there are weights
 
     def __init__(self, layer: Any):
@@ -51,22 +54,34 @@ class Pass(ABC):
     def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
         """From the gradient of the output to that of the input, with w <- w - lr dw on the way.
 
-        Without `on` nobody wants the input's gradient, and what is returned means nothing.
+        Without `on` nobody wants the input's gradient, and what is returned means nothing. `g` may be overwritten.
         """
+
+
+def step_linear(W: Tensor, b: Tensor, x: Tensor, g: Tensor, lr: float) -> None:
+    """A step of y = x W^T + b, from the input x (B, inputs) and the gradient g (B, outputs) of y."""
+    g_t = g.t()
+    W.addmm_(g_t, x, alpha=-lr)
+    b.addmv_(g_t, _ones(g.shape[0], g.dtype, g.device), alpha=-lr)
+
+
+@cache
+def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(n, dtype=dtype, device=device)
 
 
 class LinearPass(Pass):
     def __init__(self, layer: nn.Linear):
         self.W, self.b = layer.weight.detach(), layer.bias.detach()
+        self.W_t = self.W.t()
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
-        return torch.addmm(self.b, x, self.W.t())
+        return torch.addmm(self.b, x, self.W_t)
 
     def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        gx = g @ self.W if on else g
-        self.W.addmm_(g.t(), self.x, alpha=-lr)
-        self.b.sub_(g.sum(0), alpha=lr)
+        gx = g.mm(self.W) if on else g
+        step_linear(self.W, self.b, self.x, g, lr)
         return gx
 
 
@@ -95,7 +110,7 @@ class ReLUPass(Pass):
         return self.y
 
     def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        return aten.threshold_backward(g, self.y, 0)
+        return relu_backward(g, self.y, 0, grad_input=g)
 
 
 class ConvolutionPass(Pass):
@@ -198,11 +213,14 @@ class ResidualPass(Pass):
         return (self.skip.forward(x) if self.skip else x) + self.branch.forward(x)
 
     def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        return self.branch.backward(g, lr, on) + (self.skip.backward(g, lr, on) if self.skip else g)
+        gx = self.branch.backward(g.clone(), lr, on)
+        return gx + (self.skip.backward(g, lr, on) if self.skip else g)
 
 
 class AutogradPass(Pass):
     """Any module, by autograd."""
+
+    by_hand = False
 
     def __init__(self, layer: nn.Module):
         self.layer, self.weights = layer, list(layer.parameters())

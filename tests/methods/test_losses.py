@@ -27,7 +27,8 @@ def client_of(fusion: str, modalities: int) -> Client:
     return cast(
         Client,
         SimpleNamespace(
-            model=model, device=torch.device("cpu"), config=SimpleNamespace(lr=LR, batch_size=4), rates=lambda: (LR, groups),
+            model=model, device=torch.device("cpu"), config=SimpleNamespace(lr=LR),
+            rates=lambda: (LR, groups),
             spec=SimpleNamespace(modalities=range(modalities)), problem=SimpleNamespace(C=C, d=D),
         ),
     )  # fmt: skip

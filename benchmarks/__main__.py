@@ -1,0 +1,27 @@
+"""``python -m benchmarks NAME...``: the named benchmarks, or ``all`` of those that take seconds on two cores."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from benchmarks.common import show
+
+QUICK = ("client", "sparse", "server", "parallel", "scale", "start")
+BY_NAME = ("ranks33", "ranks65")
+
+
+def main(names: list[str]) -> int:
+    known = (*QUICK, *BY_NAME)
+    if not names or not set(names) <= {*known, "all"}:
+        print(f"usage: python -m benchmarks all|{'|'.join(known)} ...", file=sys.stderr)
+        return 2
+    for name in QUICK if "all" in names else names:
+        module, _, part = (name, "", "") if name in QUICK else ("parallel", "", name)
+        run = importlib.import_module(f"benchmarks.{module}")
+        show(list(getattr(run, part or "run")()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
