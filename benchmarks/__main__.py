@@ -8,7 +8,7 @@ import sys
 from benchmarks.common import show
 
 QUICK = ("client", "sparse", "server", "parallel", "scale", "start")
-BY_NAME = ("ranks33", "ranks65")
+BY_NAME = {"memory": "sparse", "ranks33": "parallel", "ranks65": "parallel"}  # and the module each is in
 
 
 def main(names: list[str]) -> int:
@@ -17,9 +17,8 @@ def main(names: list[str]) -> int:
         print(f"usage: python -m benchmarks all|{'|'.join(known)} ...", file=sys.stderr)
         return 2
     for name in QUICK if "all" in names else names:
-        module, _, part = (name, "", "") if name in QUICK else ("parallel", "", name)
-        run = importlib.import_module(f"benchmarks.{module}")
-        show(list(getattr(run, part or "run")()))
+        module = importlib.import_module(f"benchmarks.{BY_NAME.get(name, name)}")
+        show(list(getattr(module, name if name in BY_NAME else "run")()))
     return 0
 
 

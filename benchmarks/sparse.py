@@ -1,0 +1,114 @@
+"""A step on sparse rows, beside dense ones: a reuters client (21531 words, 90 of them in a document) with a DNN.
+
+* sparse: our step, which multiplies and updates only the rows of the first weights that the batch's words touch.
+* dense 2000: our step on 2000 dense numbers, with the same hidden layers.
+* dense 21531: our step on the same documents as dense rows.
+
+`memory` (by name: ``python -m benchmarks memory``) starts the full-size reuters run on six ranks and adds up what they
+hold beyond the interpreter and torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+
+from benchmarks.common import Case, interleaved
+from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.models.descent import descend
+from mfedpba_mpi.models.extractors import build_extractor
+from mfedpba_mpi.models.inputs import modality_rows
+
+WIDTH, WORDS, ROWS, B, D = 21531, 90, 240, 12, 24
+
+
+def run() -> Iterator[Case]:
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    frequency = 1 / np.arange(1, WIDTH + 1)  # Zipf
+    frequency /= frequency.sum()
+    columns = np.concatenate([rng.choice(WIDTH, WORDS, replace=False, p=frequency) for _ in range(ROWS)])
+    documents = csr_array((rng.random(ROWS * WORDS), columns, np.arange(ROWS + 1) * WORDS), shape=(ROWS, WIDTH))
+    for name, architecture in {
+        "DNN": Architecture("DNN", (256, 128, 64)),
+        "CNN1D": Architecture("CNN1D", (128, 64), (8, 16)),
+    }.items():
+        steps = {
+            "sparse": epoch(documents, architecture, sparse=True),
+            "dense 2000": epoch(rng.standard_normal((ROWS, 2000)), architecture),
+            "dense 21531": epoch(documents.toarray(), architecture),
+        }
+        times = interleaved(steps, repeats=5)
+        yield Case("sparse", f"{name}, a step", {key: value / (ROWS // B) for key, value in times.items()})
+
+
+def epoch(values: np.ndarray | csr_array, architecture: Architecture, sparse: bool = False) -> Callable[[], None]:
+    """A pass over the rows, batch by batch."""
+    extractor = build_extractor(architecture, Modality("x", "L", values.shape[1], sparse), D)
+    rows, way, g = modality_rows(values, ROWS), descend(extractor), torch.randn(B, D) / 100
+
+    @torch.inference_mode()
+    def steps() -> None:
+        for start in range(0, ROWS, B):
+            way.forward(rows.batch(start, start + B))
+            way.backward(g.clone(), 0.005, False)
+
+    return steps
+
+
+def memory() -> Iterator[Case]:
+    """Resident memory of a full-size reuters run (18758 documents, five languages) on six ranks, after two rounds."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = ["run", "--dataset", "reuters", "--rounds", "2", "--data-dir", directory, "--out", f"{directory}/run"]
+        idle = _resident(["-n", "1", sys.executable, "-c", "import torch, time; time.sleep(20)"], wait=8)
+        start = time.perf_counter()
+        peak = _resident(["-n", "6", sys.executable, "-m", "mfedpba_mpi", *run])
+        seconds = time.perf_counter() - start
+    beyond = sum(peak) - 6 * max(idle)
+    notes = {"beyond the interpreters and torch (MB)": beyond, "interpreter and torch, each (MB)": max(idle)}
+    yield Case("memory", "reuters-n6", {"whole run": seconds}, notes)
+
+
+def _resident(command: list[str], wait: float = 0) -> list[float]:
+    """The largest resident memory of each process under mpirun in MB, seen by looking twice a second."""
+    seen: dict[int, float] = {}
+    job = subprocess.Popen(["mpirun", *command], stdout=subprocess.DEVNULL)
+    end = time.monotonic() + wait
+    while job.poll() is None and (not wait or time.monotonic() < end):
+        for pid in _below(job.pid):
+            try:
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+            except (OSError, StopIteration):
+                continue
+            seen[pid] = max(seen.get(pid, 0), kilobytes / 1024)
+        time.sleep(0.5)
+    job.terminate()
+    if job.wait() and not wait:
+        raise SystemExit("the run failed")
+    return [size for size in seen.values() if size > 50]  # not the launcher's
+
+
+def _below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found = [pid]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found[1:]

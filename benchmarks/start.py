@@ -1,0 +1,66 @@
+"""What is around the work: the answer to ``--help``, the start of a run, and what evaluation and the log add to a round.
+
+Of the default youtube run in one process: `help` and `first round` from the call on; a round, its evaluation, and the
+log's part as a mean over 400 rounds, since the log grows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import Case, interleaved
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.config import fit_to_data, make_config
+from mfedpba_mpi.data.sources import describe, open_dataset
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import End, Round, Start, simulate
+
+ROUNDS = 5
+
+
+class Keeper:
+    """Keeps what observers are told, and when."""
+
+    def start(self, start: Start) -> None:
+        self.begin, self.rounds, self.times = start, list[Round](), [time.perf_counter()]
+
+    def round(self, result: Round) -> None:
+        self.rounds.append(result)
+        self.times.append(time.perf_counter())
+
+    def end(self, end: End) -> None:
+        pass
+
+
+def run() -> Iterator[Case]:
+    program = [sys.executable, "-m", "mfedpba_mpi"]
+    with tempfile.TemporaryDirectory() as directory:
+        data = Path(directory)
+        config = make_config({"dataset": "youtube", "rounds": ROUNDS})
+        config = fit_to_data(config, describe(config, data))
+        open_dataset(config, data)  # made before, as for every run but the first
+        one = [*program, "run", "--dataset", "youtube", "--rounds", "1", "--data-dir", directory, "--overwrite"]
+        calls = {
+            "help": lambda: subprocess.run([*program, "--help"], capture_output=True, check=True),
+            "first round": lambda: subprocess.run(one, cwd=directory, capture_output=True, check=True),
+        }
+        yield Case("start", "youtube", interleaved(calls, repeats=3))
+        keeper = Keeper()
+        simulate(config, data, Comm(), [keeper])
+        log = RunLog(data)
+        log.start(keeper.begin)
+        start = time.perf_counter()
+        for t in range(1, 401):
+            log.round(dataclasses.replace(keeper.rounds[-1], t=t))
+        logged = (time.perf_counter() - start) / 400
+    evaluated = float(np.median([result.values["seconds_eval"] for result in keeper.rounds]))
+    times = {"log": logged, "evaluation": evaluated, "round": float(np.median(np.diff(keeper.times)))}
+    yield Case("start", "youtube, a round", times)
