@@ -1,4 +1,4 @@
-"""What is around the work: the answer to ``--help``, the start of a run, and what evaluation and the log add to a round.
+"""What is around the work: the answer to ``--help``, the start of a run, what evaluation and the log add to a round.
 
 Of the default youtube run in one process: `help` and `first round` from the call on; a round, its evaluation, and the
 log's part as a mean over 400 rounds, since the log grows.
