@@ -172,21 +172,18 @@ class HeadLoss(Loss):
         """The gradient g (|M_k|, b, d) of the features and what the method adds."""
         return g
 
-    def batch_mean(self, each: Tensor) -> Tensor:
-        """The mean over batches of the batches' means of a value (n,) of each sample."""
-        batches, (start, stop) = len(self.epoch.cuts), self.epoch.cuts[-1]
-        last = each[start:stop].mean()
-        return last if batches == 1 else (each[:start].mean() * (batches - 1) + last) / batches
-
-    def ce(self) -> Tensor:
-        """L_ce."""
+    def each(self) -> list[Tensor]:
+        """The terms of every sample, (n,) each."""
         logits = torch.cat(self.logits, 1)
         items, n, _ = logits.shape
-        each = F.cross_entropy(logits.flatten(0, 1), self.epoch.y[:n].repeat(items), reduction="none")
-        return self.batch_mean(each.view(items, n).mean(0))
+        y = self.epoch.y[:n]
+        ce = F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items), reduction="none")
+        return [ce if items == 1 else ce.view(items, n).mean(0)]
 
     def means(self) -> Tensor:
-        return self.ce()[None]
+        values, batches, start = torch.stack(self.each()), len(self.epoch.cuts), self.epoch.cuts[-1][0]
+        last = values[:, start:].mean(1)
+        return last if batches == 1 else torch.lerp(values[:, :start].mean(1), last, 1 / batches)
 
 
 class Client(ABC):

@@ -114,8 +114,11 @@ class FedProtoLoss(HeadLoss):
 
     def _pull(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         """g + lambda dMSE/dz of z (., b, d)."""
-        difference = (z if self.all_known else self.known[:, rows] * z) - self.target[:, rows]
-        return torch.add(g, difference, alpha=2 * self.lam / z.numel())
+        return torch.add(g, self._difference(rows, z), alpha=2 * self.lam / z.numel())
+
+    def _difference(self, rows: slice, z: Tensor) -> Tensor:
+        """z - t, 0 where there is no t."""
+        return (z if self.all_known else self.known[:, rows] * z) - self.target[:, rows]
 
     def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         return g if self.by_modality or not self.lam else self._pull(rows, z, g)
@@ -125,15 +128,13 @@ class FedProtoLoss(HeadLoss):
             self.note(rows, Z)
         return self._pull(rows, Z, g) if self.by_modality and self.lam else g
 
-    def means(self) -> Tensor:
-        ce = self.ce()
+    def each(self) -> list[Tensor]:
+        (ce,) = super().each()
         if not self.lam:
-            return torch.stack([ce, torch.zeros_like(ce)])
+            return [ce, torch.zeros_like(ce)]
         Z = torch.cat(self.Z, 1)
         z = Z if self.by_modality else self.model.fuse(Z)
-        n = z.shape[1]
-        squares = (self.known[:, :n] * z - self.target[:, :n]).square().mean((0, 2))
-        return torch.stack([ce, self.batch_mean(squares)])
+        return [ce, self._difference(slice(0, z.shape[1]), z).square().mean((0, 2))]
 
 
 def class_counts(problem: Problem, device: torch.device) -> Tensor:

@@ -99,7 +99,7 @@ class MFedPBALoss(HeadLoss):
         return self.feature.add_gradient(number, Z, g) if self.feature else g
 
     def means(self) -> Tensor:
-        ce = self.ce()
+        (ce,) = super().means()
         fea = self.feature.mean(torch.cat(self.Z, 1)) if self.feature else torch.zeros_like(ce)
         kl = self.logit.mean(torch.cat(self.logits, 1)) if self.logit else torch.zeros_like(ce)
         return torch.stack([ce, fea, kl])
