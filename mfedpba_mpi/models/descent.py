@@ -23,7 +23,7 @@ from mfedpba_mpi.models.inputs import SparseRows
 
 aten = torch.ops.aten
 relu_backward = aten.threshold_backward.grad_input
-SMALL = 1500  # outputs of a convolution, below which PyTorch's own backward pass is faster than oneDNN's
+SMALL = 3000  # places of a convolution's output, below which PyTorch's own backward pass is faster than oneDNN's
 
 
 @contextmanager
