@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 MOST_FAILURES = 3  # to meet the marginals, in one call; then its plans are returned as they are
+TOGETHER = 64  # classes up to which modalities are solved in one batch; larger ones would wait for each other in vain
 
 
 class Coupling(NamedTuple):
@@ -106,7 +107,7 @@ def entropic_gromov_wasserstein(
     T, f : Tensor, shapes (B, n, n) and (B, n), float64
         Plans (with uniform marginals) and row potentials to start from; zeros will do for f.
     tol : float
-        Stop at \|\|T - Sinkhorn(T)\|\|_1 <= tol in all problems, with marginals exact to tol / 1000.
+        Stop at \|\|T - Sinkhorn(T)\|\|_1 <= tol in all problems, with marginals exact to tol / 100.
     """
     n = T.shape[-1]
     marginal_tol = max(1e-2 * tol, 1e-13)
@@ -175,6 +176,11 @@ class StructureAlignment:
         Entropy weight times the number of classes.
     tol, max_iterations
         See `entropic_gromov_wasserstein`.
+
+    Attributes
+    ----------
+    residual, iterations : Tensor, shape (M,)
+        Of the last call; NaN and 0 where L_align counts 0.
     """
 
     def __init__(self, e_0: float = 0.25, tol: float = 1e-4, max_iterations: int = 1000) -> None:
@@ -187,8 +193,8 @@ class StructureAlignment:
     def __call__(self, P_G: Tensor, present: Tensor, I_G: Tensor) -> Tensor:
         """L_align, differentiable in P_G, of P_G (M, C, d), present (M, C) bool and I_G (C, C)."""
         self._follow(present)
-        self._residual = torch.full(present.shape[:1], math.nan, dtype=torch.float64, device=present.device)
-        self._iterations = torch.zeros_like(self._residual, dtype=torch.int64)
+        self.residual = torch.full(present.shape[:1], math.nan, dtype=torch.float64, device=present.device)
+        self.iterations = torch.zeros_like(self.residual, dtype=torch.int64)
         loss = P_G.new_zeros((), dtype=torch.float64)
         for modalities, classes in self._groups:
             D1 = squared_distances(I_G[classes].double()).detach()
@@ -212,7 +218,7 @@ class StructureAlignment:
             C1, C2.detach(), epsilon, plans[T_at], potentials[f_at], self.tol, self.max_iterations
         )
         plans[T_at], potentials[f_at] = T, f
-        self._residual[modalities], self._iterations[modalities] = residual, iterations
+        self.residual[modalities], self.iterations[modalities] = residual, iterations
         return gromov_wasserstein_value(C1, C2, epsilon, T).sum()
 
     def _follow(self, present: Tensor) -> None:
@@ -231,7 +237,7 @@ class StructureAlignment:
         """The plans of the last call."""
         plans, present = self._state["plans"], self._state["present"]
         n = present.sum(1)
-        inactive = self._iterations == 0
+        inactive = self.iterations == 0
         p = present / n[:, None].double()
         deviation = (plans - p[:, :, None] * p[:, None]).abs().amax((1, 2)) * n**2
         trace = plans.diagonal(dim1=1, dim2=2).sum(1)
@@ -240,8 +246,8 @@ class StructureAlignment:
             epsilon=(self.e_0 / n.double()).masked_fill(inactive, math.nan),
             trace=trace.masked_fill(inactive, math.nan),
             deviation=deviation.masked_fill(inactive, math.nan),
-            residual=self._residual,
-            iterations=self._iterations,
+            residual=self.residual,
+            iterations=self.iterations,
         )
 
     def reset(self) -> None:
@@ -264,6 +270,7 @@ class StructureAlignment:
                 groups.setdefault(tuple(row), []).append(m)
         device = state["present"].device if state else None
         self._groups = [
-            (torch.tensor(modalities, device=device), torch.tensor(row, device=device).nonzero().flatten())
+            (part, torch.tensor(row, device=device).nonzero().flatten())
             for row, modalities in groups.items()
+            for part in torch.tensor(modalities, device=device).split(len(modalities) if sum(row) <= TOGETHER else 1)
         ]

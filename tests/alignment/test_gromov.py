@@ -11,6 +11,7 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
+from mfedpba_mpi.alignment import gromov
 from mfedpba_mpi.alignment.gromov import (
     StructureAlignment,
     entropic_gromov_wasserstein,
@@ -245,6 +246,17 @@ def test_modalities_count_as_if_alone_and_only_with_their_present_classes() -> N
         T = solve(cost(X), cost(Y), 0.5 / n, identity(n), tol=1e-10).T
         alone += gromov_wasserstein_value(cost(X), cost(Y), 0.5 / n, T).item()
     assert together.item() == pytest.approx(alone, abs=1e-8)
+
+
+def test_modalities_of_many_classes_are_solved_one_by_one_to_the_same_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    P_G, present, I_G = inputs()
+    together, alone = StructureAlignment(e_0=2.0, tol=1e-10), StructureAlignment(e_0=2.0, tol=1e-10)
+    expected = together(P_G, present, I_G)
+    monkeypatch.setattr(gromov, "TOGETHER", 5)
+    torch.testing.assert_close(alone(P_G, present, I_G), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(alone.state()["plans"], together.state()["plans"], rtol=0, atol=1e-9)
+    assert together.iterations[0] == together.iterations[1]
+    assert alone.iterations[0] != alone.iterations[1]
 
 
 def test_a_modality_without_geometry_counts_nothing() -> None:
