@@ -79,6 +79,25 @@ def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
     run_ablation(config, data_dir, out or Path("runs") / f"{config.run_name}-ablation")
 
 
+@cli.command(cls=RunCommand, short_help="Predict the memory, payload and time of a run on so many ranks.")
+@run_settings
+@click.option("--ranks", type=int, default=0, metavar="N", help="ranks, the server's among them  [default: K + 1]")
+@click.option("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over, in blocks  [default: 1]")
+@click.option("--cores", type=int, default=0, metavar="N", help="cores of a node  [default: as many as here]")
+@click.option("--gpus", type=int, default=0, metavar="N", help="GPUs of a node  [default: 0]")
+def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **options: Any) -> None:
+    """Predict what a run needs on a cluster, from a second or two of calibration here; nothing is written.
+
+    Takes the settings of `run`.
+    """
+    config = read_settings(data_dir=data_dir, **options)
+    from mfedpba_mpi.console import console
+    from mfedpba_mpi.planning import make_plan, report
+
+    for line in report(make_plan(config, data_dir, ranks, nodes, cores, gpus)):
+        console().print(line)
+
+
 cli.add_command(data)
 
 

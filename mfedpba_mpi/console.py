@@ -28,3 +28,12 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str |
     for row in body:
         result.add_row(*(cell.replace("[", r"\[") for cell in row))
     return result
+
+
+def bytes_of(n: float) -> str:
+    """A number of bytes in a unit that suits it."""
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.4g} {unit}"
+        n /= 1000
+    return f"{n:.4g} GB"

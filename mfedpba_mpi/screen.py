@@ -11,7 +11,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mfedpba_mpi.console import console, table
+from mfedpba_mpi.console import bytes_of, console, table
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
@@ -128,18 +128,10 @@ def client_table(run: Run, title: str, most: int = 24) -> Table:
 def payload_line(run: Run) -> str:
     """Payload a round, measured, beside the paper's formula K 2 C (M_k d + C)."""
     up, down = run.rounds["bytes_up"].sum(axis=1).mean(), run.rounds["bytes_down"].sum(axis=1).mean()
-    line = f"payload a round: {_size(up)} up, {_size(down)} down"
+    line = f"payload a round: {bytes_of(up)} up, {bytes_of(down)} down"
     if run.attributes["method"] != "mfedpba":
         return line
     C, d = run.attributes["classes"], run.attributes["config"]["feature_dim"]
     floats = (C * (run.partition["modalities"].sum(axis=1) * d + C)) @ run.rounds["participants"].T
-    each = _size(4 * floats.mean())
+    each = bytes_of(4 * floats.mean())
     return f"{line} (the paper's formula, own modalities both ways: {each} up, {each} down)"
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.4g} {unit}"
-        n /= 1000
-    return f"{n:.4g} GB"

@@ -10,7 +10,7 @@ rank 0 writes.
     /                attributes: config (JSON), seed, method, label (the method's name for people), dataset,
                      data_origin ("real" or "synthetic"), data_fingerprint, version, status ("running", "complete",
                      "interrupted", "failed"), reason, ranks, mpi, hosts, torch, device, threads, started, modalities,
-                     classes
+                     classes, seconds_setup (of the slowest rank, from its first step to round 1)
     /rounds/         one row a round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
         accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
@@ -22,6 +22,7 @@ rank 0 writes.
         cluster (T, K), modality_bias (T, K, M)    Harmony's; -1 and NaN where there is none
         bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; the whole messages
         seconds_train, seconds_server, seconds_comm, seconds_eval, seconds_total (T,)
+        seconds_client (T, K)    CPU seconds of each client's training and evaluation
         participants (T, K) bool
     /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1)
                      (test_rows is what accuracies are measured on: with --validation, training rows held out),
@@ -70,6 +71,7 @@ class RunLog:
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"), ranks=start.environment["ranks"],
             mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
             modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
+            seconds_setup=start.seconds,
         )  # fmt: skip
         _write_partition(file.create_group("partition"), start)
         file.create_group("rounds")
