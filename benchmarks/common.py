@@ -56,6 +56,6 @@ def show(cases: list[Case]) -> None:
             ]
             for case in alike
         ]
-        console().print(table([*headers, *noted], rows, f"{alike[0].benchmark}: shortest of interleaved repeats"))
+        console().print(table([*headers, *noted], rows, alike[0].benchmark))
     for case in cases:
         print(case.json(), flush=True)

@@ -44,7 +44,7 @@ def run() -> Iterator[Case]:
             settings = _settings(K, rounds)
             open_dataset(make_config(settings), data_dir)
             whole = measured[K] = mpirun(RANKS, data_dir, *_options(settings))
-            bare = mpirun(RANKS, data_dir, *_options(settings), "--server-epochs", 0) if K == 1000 else None
+            bare = mpirun(RANKS, data_dir, *_options(_settings(K, 2)), "--server-epochs", 0) if K == 1000 else None
             base = base or max(whole.memory[1:])
             yield _case(K, whole, bare, base)
         yield from plans(data_dir, measured[100])

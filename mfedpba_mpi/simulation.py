@@ -162,7 +162,8 @@ def cost(problem: Problem, k: int) -> float:
     """What an epoch of client k costs, about in microseconds of a core; only ratios matter.
 
     With small batches operations cost more than arithmetic, and convolutions more than their multiply-accumulates say.
-    The numbers were fitted to 460 clients of all families; on them their error is 20 %, that of arithmetic alone 60 %.
+    The numbers are rounded from a fit to 460 clients of six datasets. On those same clients the deviation of log(cost /
+    seconds) is 0.26, that of multiply-accumulates alone 0.68.
     """
     client = problem.clients[k]
     steps = -(-client.n_train // problem.config.batch_size)
