@@ -41,15 +41,15 @@ def run() -> Iterator[Case]:
     """Four sizes, then three layouts against their plans."""
     with tempfile.TemporaryDirectory() as directory:
         data_dir = Path(directory)
-        base, measured = 0, {}
+        base = 0
         for K, rounds in SIZES.items():
             settings = _settings(K, rounds)
             open_dataset(make_config(settings), data_dir)
-            whole = measured[K] = mpirun(RANKS, data_dir, *_options(settings))
+            whole = mpirun(RANKS, data_dir, *_options(settings))
             bare = mpirun(RANKS, data_dir, *_options(_settings(K, 2)), "--server-epochs", 0) if K == 1000 else None
             base = base or max(whole.memory[1:])
             yield _case(K, whole, bare, base)
-        yield from plans(data_dir, measured[100])
+        yield from plans(data_dir)
 
 
 def _case(K: int, whole: Measured, bare: Measured | None, base: int) -> Case:
@@ -65,17 +65,17 @@ def _case(K: int, whole: Measured, bare: Measured | None, base: int) -> Case:
     return Case("scale", f"k{K}", {"client-round": total * workers / K}, notes)
 
 
-def plans(data_dir: Path, synthetic: Measured) -> Iterator[Case]:
-    """What `plan` says before, beside what was measured."""
-    layouts: list[tuple[str, int, dict[str, object], Measured | None]] = [
-        ("youtube-n1", 1, {"dataset": "youtube", "rounds": 4}, None),
-        ("youtube-n3", 3, {"dataset": "youtube", "rounds": 4}, None),
-        ("synthetic-k100-n3", RANKS, _settings(100, SIZES[100]), synthetic),
+def plans(data_dir: Path) -> Iterator[Case]:
+    """What `plan` says, beside what is measured right after it."""
+    layouts: list[tuple[str, int, dict[str, object]]] = [
+        ("youtube-n1", 1, {"dataset": "youtube", "rounds": 4}),
+        ("youtube-n3", 3, {"dataset": "youtube", "rounds": 4}),
+        ("synthetic-k100-n3", RANKS, _settings(100, SIZES[100])),
     ]
-    for name, ranks, settings, found in layouts:
+    for name, ranks, settings in layouts:
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:  # this process has grown
             seconds, memory = fresh.submit(planned, settings, data_dir, ranks).result()
-        found = found or mpirun(ranks, data_dir, *_options(settings))
+        found = mpirun(ranks, data_dir, *_options(settings))
         measured = found.median("total")
         yield Case(
             "plan",

@@ -23,13 +23,12 @@ from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.methods.training import Epoch, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.models.client_model import ClientModel, Rows
-from mfedpba_mpi.models.descent import descend, step_linear
-from mfedpba_mpi.models.inputs import DenseRows, SparseRows, modality_rows
+from mfedpba_mpi.models.client_model import ClientModel
+from mfedpba_mpi.models.descent import descend
+from mfedpba_mpi.models.inputs import modality_rows
 from mfedpba_mpi.rng import generator, torch_seed
-
-ModalityRows = DenseRows | SparseRows
 
 LEAST_FOR_BATCHNORM = 4  # see `Client.epoch`
 _EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
@@ -72,118 +71,6 @@ class Problem:
     @property
     def d(self) -> int:
         return self.config.feature_dim
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One shuffled pass over the training rows, cut into batches.
-
-    `xs` are the rows in the epoch's order, `y` (n,) their classes, `cuts` the batches' (start, stop).
-    """
-
-    xs: Sequence[ModalityRows]
-    y: Tensor
-    cuts: Sequence[tuple[int, int]]
-
-    def batches(self) -> Iterator[tuple[int, slice, list[Rows]]]:
-        """(number, rows, inputs) of each batch."""
-        for number, (start, stop) in enumerate(self.cuts):
-            yield number, slice(start, stop), [x.batch(start, stop) for x in self.xs]
-
-
-class Loss(ABC):
-    """A client's loss in one epoch."""
-
-    by_hand: ClassVar[bool] = True  # without autograd
-
-    @abstractmethod
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
-        """Of a batch with features Z (|M_k|, b, d): a step for all that is trained but the extractors, and dL/dZ.
-
-        `number` is the batch's, `rows` are its rows of the epoch.
-        """
-
-    @abstractmethod
-    def means(self) -> Tensor:
-        """The loss terms, each a mean over the epoch's batches."""
-
-
-BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
-"""``loss(number, rows, Z) -> (loss, terms)`` of a batch, see `Loss.step`."""
-
-
-class AutogradLoss(Loss):
-    """A loss given as a function of the features, which autograd differentiates."""
-
-    by_hand = False
-
-    def __init__(self, client: Client, function: BatchLoss):
-        self.function, self.groups = function, client.rates()[1]
-        self.parameters = [p for group, _ in self.groups for p in group]
-        self.terms: list[Tensor] = []
-
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
-        with torch.enable_grad():
-            loss, terms = self.function(number, rows, Z.requires_grad_())
-            gZ, *gradients = torch.autograd.grad(loss, [Z, *self.parameters])
-        for group, lr in self.groups:
-            sgd_step(group, gradients[: len(group)], lr)
-            del gradients[: len(group)]
-        self.terms.append(torch.stack(tuple(terms)).detach())
-        return gZ
-
-    def means(self) -> Tensor:
-        return torch.stack(self.terms).mean(0)
-
-
-class HeadLoss(Loss):
-    """L_ce of the classifier, with its gradient by hand; a method may add gradients of its own on the way back."""
-
-    def __init__(self, client: Client, epoch: Epoch):
-        self.model, self.epoch, self.lr = client.model, epoch, client.config.lr
-        head = self.model.classifier
-        self.W, self.b = head.weight.detach(), head.bias.detach()
-        self.W_t = self.W.t()
-        self.Y = F.one_hot(epoch.y, client.problem.C).to(self.W.dtype)
-        self.Z: list[Tensor] = []  # of all batches so far
-        self.logits: list[Tensor] = []
-
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
-        z = self.model.fuse(Z)
-        flat = z.flatten(0, 1)
-        logits = torch.addmm(self.b, flat, self.W_t).view(z.shape[0], z.shape[1], -1)
-        self.Z.append(Z)
-        self.logits.append(logits)
-        g = logits.softmax(-1).sub_(self.Y[rows]).div_(flat.shape[0])
-        g = self.on_logits(number, logits, g).flatten(0, 1)
-        gz = self.on_fused(rows, z, g.mm(self.W).view_as(z))
-        step_linear(self.W, self.b, flat, g, self.lr)
-        return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
-
-    def on_logits(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
-        """The gradient g (items, b, C) of the logits and what the method adds."""
-        return g
-
-    def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
-        """The gradient g (items, b, d) of what is classified and what the method adds."""
-        return g
-
-    def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
-        """The gradient g (|M_k|, b, d) of the features and what the method adds."""
-        return g
-
-    def each(self) -> list[Tensor]:
-        """The terms of every sample, (n,) each."""
-        logits = torch.cat(self.logits, 1)
-        items, n, _ = logits.shape
-        y = self.epoch.y[:n]
-        ce = F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items), reduction="none")
-        return [ce if items == 1 else ce.view(items, n).mean(0)]
-
-    def means(self) -> Tensor:
-        values, batches, start = torch.stack(self.each()), len(self.epoch.cuts), self.epoch.cuts[-1][0]
-        last = values[:, start:].mean(1)
-        return last if batches == 1 else torch.lerp(values[:, :start].mean(1), last, 1 / batches)
 
 
 class Client(ABC):
@@ -300,18 +187,6 @@ class Client(ABC):
             logit_sum += members @ self.model.logits(Z).mean(0)
         n = torch.tensor(self.spec.counts, device=self.device).clamp(min=1)[:, None]
         return {"E": E / n, "I": logit_sum / n}
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """L_ce: mean cross-entropy over the items, logits (items, B, C) and y (B,)."""
-    items = logits.shape[0]
-    return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items))
-
-
-@torch.no_grad()
-def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
-    """w <- w - lr g."""
-    torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
 
 
 @dataclass

@@ -44,10 +44,11 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import AutogradLoss, Epoch, Loss, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.base import Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedMobile as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
+from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator, torch_seed
 
 _COALITIONS = 64  # valued at a time; fixed, since bits could depend on it

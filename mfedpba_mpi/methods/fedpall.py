@@ -39,19 +39,10 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import (
-    LEAST_FOR_BATCHNORM,
-    AutogradLoss,
-    ClientSpec,
-    Epoch,
-    Loss,
-    Method,
-    Problem,
-    Server,
-    cross_entropy,
-)
+from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedPall as Params
 from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
+from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator, torch_seed
 
 _EPS = 1e-5  # of BatchNorm

@@ -33,8 +33,9 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Client, Epoch, HeadLoss, Method, Problem, Server
+from mfedpba_mpi.methods.base import Client, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedProto as Params
+from mfedpba_mpi.methods.training import Epoch, HeadLoss
 
 EXACT = "donot_use_mm_for_euclid_dist"  # torch.cdist by differences: no cancellation between points that are close
 

@@ -48,10 +48,11 @@ from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import AutogradLoss, Client, Epoch, Loss, Method, Problem, Server, cross_entropy
+from mfedpba_mpi.methods.base import Client, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import Harmony as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import draw_head
+from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator
 
 UNIMODAL, FUSION, ALONE = "unimodal", "fusion", "alone"

@@ -6,7 +6,8 @@ import torch
 
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.methods.base import Client, HeadLoss, Method
+from mfedpba_mpi.methods.base import Client, Method
+from mfedpba_mpi.methods.training import HeadLoss
 
 
 class LocalClient(Client):

@@ -22,8 +22,9 @@ from mfedpba_mpi.alignment.losses import aggregate_logits, contrastive_loss, rec
 from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Client, Epoch, HeadLoss, Method, Problem, Server, sgd_step
+from mfedpba_mpi.methods.base import Client, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import MFedPBA as Params
+from mfedpba_mpi.methods.training import Epoch, HeadLoss, sgd_step
 from mfedpba_mpi.rng import torch_seed
 
 

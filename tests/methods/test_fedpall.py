@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods import fedpall
-from mfedpba_mpi.methods.base import Epoch
 from mfedpba_mpi.methods.fedpall import adversarial_term, contrastive_term
 from mfedpba_mpi.methods.heads import HeadClient
+from mfedpba_mpi.methods.training import Epoch
 from tests.methods.hand import Data
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mfedpba_mpi.methods.base import Epoch, cross_entropy
 from mfedpba_mpi.methods.mfedpba import BatchClasses, FeatureTerm, LogitTerm
+from mfedpba_mpi.methods.training import Epoch, cross_entropy
 
 C, d, B = 5, 4, 6
 CUTS = [(0, 6), (6, 12), (12, 15)]  # the last one short

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mfedpba_mpi.data.catalog import Modality
-from mfedpba_mpi.methods.base import AutogradLoss, Client, Epoch, HeadLoss, Loss, cross_entropy
+from mfedpba_mpi.methods.base import Client
+from mfedpba_mpi.methods.training import AutogradLoss, Epoch, HeadLoss, Loss, cross_entropy
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 
