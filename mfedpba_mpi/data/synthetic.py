@@ -47,7 +47,7 @@ class Recipe:
 
 
 RECIPES = {
-    "caltech101": Recipe(noise=1.0, errors=(0.8, 0.95, 0.85), latent=24, skew=0.67),
+    "caltech101": Recipe(noise=0.9, errors=(0.8, 0.95, 0.85), latent=24, skew=0.67),
     "reuters": Recipe(noise=0.58, errors=(1.2, 0.8, 1.3, 0.6, 1.1), skew=0.4),
     "nus-wide": Recipe(noise=1.5, errors=(0.9, 0.8, 1.0, 2.0), skew=0.2),
     "youtube": Recipe(noise=0.9, errors=(1.7, 1.7, 2.3, 0.4, 1.7, 1.1)),
