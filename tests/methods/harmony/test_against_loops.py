@@ -1,0 +1,97 @@
+"""All of Harmony against loops: stages, clusters, participation, and a federation that is taken up again."""
+
+import numpy as np
+import pytest
+import torch
+
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.simulation import Federation
+from tests.methods.harmony.loops import OWNED, Loops, head, linear_extractors, run_loops, same, some_clients
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("fusion", "options"),
+    [
+        ("sum", {}),
+        ("separate", {}),
+        ("sum", {"average": "weights"}),
+        ("sum", {"fusion_init": "random"}),
+        ("sum", {"stage2_clients": "multimodal"}),
+        ("separate", {"stage2_clients": "multimodal", "fusion_init": "random", "average": "weights"}),
+    ],
+)
+def test_the_method_against_loops(by_hand, fusion, options, participation):
+    T, T1, lr, epochs, G = 8, 3, 0.2, 2, 2
+    data = some_clients()
+    settings = {"stage1_rounds": T1, "encoder_lr_factor": 0.5, "clusters": G, **options}
+    method, clients, server = by_hand(
+        "harmony", data, 3, classes=4, fusion=fusion, lr=lr, epochs=epochs, batch_size=16, rounds=T,
+        participation=participation, harmony=settings,
+    )  # fmt: skip
+    linear_extractors(clients, seed=3)
+    start = server.first_message()["start"].double()
+    loops = [Loops(k, data[k], client, start) for k, client in enumerate(clients)]
+    comm = Comm()
+    comm.place([1.0] * len(clients))
+    federation = Federation(method.problem.config, comm, method, dict(enumerate(clients)), server)
+    results = [federation.round(t).values for t in range(1, T + 1)]
+    scores = run_loops(loops, federation.participants, T, T1, fusion, lr, epochs, G, options)
+    assert [result["correct"].tolist() for result in results] == scores
+    for k, (client, reference) in enumerate(zip(clients, loops, strict=True)):
+        client._settle(T + 1, federation.inbox[k])
+        for extractor, a in zip(client.model.extractors, reference.theta, strict=True):
+            same(head(extractor), a, 2e-5)
+        alone = options.get("stage2_clients") == "multimodal" and len(OWNED[k]) == 1
+        if alone:
+            same(torch.cat([client.unimodal.weight[0], client.unimodal.bias[0][:, None]], 1).detach(),
+                 reference.heads[0], 2e-5)  # fmt: skip
+        else:
+            same(head(client.model.classifier), reference.h, 2e-5)
+    assert np.isfinite([result["loss_ce"][result["participants"]].sum() for result in results]).all()
+
+
+def test_a_restored_federation_goes_on_as_if_unbroken(by_hand):
+    """What lives on is the clients' models, the inboxes and the server's state (none here)."""
+
+    def start():
+        built = by_hand(
+            "harmony", some_clients(), 3, classes=4, rounds=8, batch_size=4, participation=0.5,
+            harmony={"stage1_rounds": 3},
+        )  # fmt: skip
+        linear_extractors(built.clients, seed=3)
+        for client in built.clients:  # buffers as wide as these extractors
+            client.model.theta_init = torch.cat(client._theta())
+        comm = Comm()
+        comm.place([1.0] * 6)
+        return Federation(built.method.problem.config, comm, built.method, dict(enumerate(built.clients)), built.server)
+
+    unbroken = start()
+    for t in range(1, 9):
+        unbroken.round(t)
+    for stop in (2, 3, 4, 6):
+        first, second = start(), start()
+        for t in range(1, stop + 1):
+            first.round(t)
+        for k, client in second.clients.items():
+            client.model.load_state_dict(first.clients[k].model.state_dict())
+        second.inbox, second.news = first.inbox, first.news
+        for t in range(stop + 1, 9):
+            second.round(t)
+        for k, client in second.clients.items():
+            for name, value in unbroken.clients[k].model.state_dict().items():
+                assert torch.equal(value, client.model.state_dict()[name]), (stop, k, name)
+
+
+def test_one_cluster_and_equal_heads_average_updates_plainly(by_hand):
+    data = some_clients()
+    settings = {"stage1_rounds": 1, "clusters": 1, "fusion_init": "random"}
+    _, clients, server = by_hand("harmony", data, 3, classes=4, rounds=3, batch_size=16, lr=0.3, harmony=settings)
+    linear_extractors(clients, seed=3)
+    inbox = server.first_message()
+    uploads = {k: client.update(2, 0, inbox) for k, client in enumerate(clients)}
+    trained = [head(client.model.classifier) for client in clients]
+    replies = server.step(2, 0, uploads)
+    for k, client in enumerate(clients):
+        client.predict(3, torch.zeros(len(OWNED[k]), 1, 2), {**inbox, **replies[k]})
+        same(head(client.model.classifier), sum(trained) / len(trained))
