@@ -10,11 +10,9 @@ hold beyond the interpreter and torch.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import torch
 from scipy.sparse import csr_array
 
 from benchmarks.common import Case, interleaved
+from benchmarks.parallel import mpirun
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.descent import descend
@@ -67,48 +66,11 @@ def epoch(values: np.ndarray | csr_array, architecture: Architecture, sparse: bo
 
 
 def memory() -> Iterator[Case]:
-    """Resident memory of a full-size reuters run (18758 documents, five languages) on six ranks, after two rounds."""
+    """Peak resident memory of a full-size reuters run (18758 documents, five languages) on six ranks, two rounds."""
+    code = "import resource, torch; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    idle = 1024 * int(alone.stdout)
     with tempfile.TemporaryDirectory() as directory:
-        run = ["run", "--dataset", "reuters", "--rounds", "2", "--data-dir", directory, "--out", f"{directory}/run"]
-        idle = _resident(["-n", "1", sys.executable, "-c", "import torch, time; time.sleep(20)"], wait=8)
-        start = time.perf_counter()
-        peak = _resident(["-n", "6", sys.executable, "-m", "mfedpba_mpi", *run])
-        seconds = time.perf_counter() - start
-    beyond = sum(peak) - 6 * max(idle)
-    notes = {"beyond the interpreters and torch (MB)": beyond, "interpreter and torch, each (MB)": max(idle)}
-    yield Case("memory", "reuters-n6", {"whole run": seconds}, notes)
-
-
-def _resident(command: list[str], wait: float = 0) -> list[float]:
-    """The largest resident memory of each process under mpirun in MB, seen by looking twice a second."""
-    seen: dict[int, float] = {}
-    job = subprocess.Popen(["mpirun", *command], stdout=subprocess.DEVNULL)
-    end = time.monotonic() + wait
-    while job.poll() is None and (not wait or time.monotonic() < end):
-        for pid in _below(job.pid):
-            try:
-                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-            except (OSError, StopIteration):
-                continue
-            seen[pid] = max(seen.get(pid, 0), kilobytes / 1024)
-        time.sleep(0.5)
-    job.terminate()
-    if job.wait() and not wait:
-        raise SystemExit("the run failed")
-    return [size for size in seen.values() if size > 50]  # not the launcher's
-
-
-def _below(pid: int) -> list[int]:
-    """All descendants of a process."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, its in parents.items() if its == parent]
-    return found[1:]
+        run = mpirun(6, Path(directory), "--dataset", "reuters", "--rounds", 2)
+    notes = {"beyond interpreters and torch (MB)": (sum(run.memory) - 6 * idle) / 1e6, "each of these (MB)": idle / 1e6}
+    yield Case("memory", "reuters-n6", {"round": run.median("total")}, notes)

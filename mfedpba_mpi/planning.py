@@ -41,7 +41,7 @@ from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.data.store import FeatureStore, Values, locate
 from mfedpba_mpi.data.synthetic import RECIPES, class_sizes
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.base import Method, Problem
+from mfedpba_mpi.methods.base import EVALUATION_ROWS, Method, Problem
 from mfedpba_mpi.methods.catalog import load_method
 from mfedpba_mpi.models.architecture import NONZEROS, Architecture, convolutions, macs
 from mfedpba_mpi.simulation import cost, draw_partition, draw_problem
@@ -50,7 +50,6 @@ SAMPLED, BATCHES = 8, 10  # clients, and batches an epoch, of the calibration
 NETWORK = 1.25e9  # bytes a second between nodes, 10 Gbit/s: an assumption
 MPI_BYTES, CUDA_BYTES = 30e6, 500e6  # of a rank for MPI; of a process for its CUDA context, an assumption
 MODULE_BYTES = 12e3  # of Python objects for each layer of a network
-EVALUATED = 512  # rows at a time
 LOOKS = 1e-3  # seconds between two looks of a waiting rank
 
 
@@ -216,7 +215,7 @@ def activation_bytes(problem: Problem, k: int) -> float:
         modality = problem.info.modalities[m]
         places = [layer.outputs * prod(layer.size) for layer in convolutions(architecture, modality.width)]
         largest = max(places, default=0) + modality.width
-        total = max(total, 2 * 4 * min(EVALUATED, spec.n_train) * largest)
+        total = max(total, 2 * 4 * min(EVALUATION_ROWS, spec.n_train) * largest)
         total += spec.n_train * row_bytes(modality)
     return total
 

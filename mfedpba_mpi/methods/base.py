@@ -31,7 +31,7 @@ from mfedpba_mpi.models.inputs import modality_rows
 from mfedpba_mpi.rng import generator, torch_seed
 
 LEAST_FOR_BATCHNORM = 4  # see `Client.epoch`
-_EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
+EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Client(ABC):
     def clean_pass(self, xs: Sequence[ModalityRows], n: int) -> Iterator[tuple[slice, Tensor]]:
         """(rows, Z (|M_k|, b, d)) in evaluation mode, piece by piece."""
         self.model.eval()
-        for start in range(0, n, _EVALUATION_ROWS):
-            stop = min(start + _EVALUATION_ROWS, n)
+        for start in range(0, n, EVALUATION_ROWS):
+            stop = min(start + EVALUATION_ROWS, n)
             yield slice(start, stop), self.model.features([x.batch(start, stop) for x in xs])
 
     @torch.no_grad()

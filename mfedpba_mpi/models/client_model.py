@@ -55,7 +55,7 @@ class ClientModel(nn.Module):
         return Z.transpose(0, 1).flatten(1).unsqueeze(0)
 
     def unfuse(self, g: Tensor, modalities: int) -> Tensor:
-        """From the gradient of `fuse(Z)` to that of Z (|M_k|, B, d)."""
+        """From the gradient of `fuse(Z)` to that of Z (|M_k|, B, d); modalities may share its memory."""
         if self.fusion == "separate" or modalities == 1:
             return g
         if self.fusion == "sum":

@@ -54,7 +54,8 @@ class Pass(ABC):
     def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
         """From the gradient of the output to that of the input, with w <- w - lr dw on the way.
 
-        Without `on` nobody wants the input's gradient, and what is returned means nothing. `g` may be overwritten.
+        Without `on` nobody wants the input's gradient, and what is returned means nothing. `g` may be
+        overwritten, but not by a Linear layer, the last of every extractor: modalities may share it.
         """
 
 
