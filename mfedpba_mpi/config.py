@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mfedpba_mpi.data.catalog import CATALOG, Dataset, base_of
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS, make_params
 from mfedpba_mpi.models.architecture import FAMILIES
-from mfedpba_mpi.options import check, fields_of, nearest, option
+from mfedpba_mpi.options import check, fields_of, nearest, option, shown
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
 MIN_SAMPLES = 8  # a client never has fewer: 6 to train on, 2 to test
@@ -38,6 +38,7 @@ class RunConfig:
         None,
         "label skew: Dirichlet(alpha) over clients [default: 0.5 when K > M, else no skew]",
         above=0,
+        high=1e6,
         group=PROBLEM,
     )
     fusion: str = option(
@@ -84,17 +85,46 @@ class RunConfig:
 
     def to_json(self) -> str:
         """The whole configuration as JSON, with the method's parameters under its name."""
-        values = {name: getattr(self, name) for name in fields_of(type(self)) if name != "params"}
+        values = {name: getattr(self, name) for name in _settings()}
         return json.dumps(values | {self.method: dataclasses.asdict(self.params)})
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as it is read back from JSON."""
         return json.loads(self.to_json())
 
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        """The configuration that `to_json` wrote: no setting may be missing or unknown, and every value is checked."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"the configuration is not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise UserError(f"the configuration is not a table of settings, but {shown(values)}")
+        _refuse_missing(_settings(), values)
+        config = make_config(values)
+        _refuse_missing([config.method], values)
+        _refuse_missing(fields_of(type(config.params)), values[config.method], f"{config.method}.")
+        for name in values:
+            if name in METHODS and name != config.method:
+                raise UserError(f"{name}: this run's method is {config.method}, which has no such table")
+        return config
+
     @property
     def run_name(self) -> str:
         """``<dataset>-<partition>-<method>-s<seed>``, the default name of the run's directory."""
         return f"{Path(self.dataset).stem}-{self.partition}-{self.method}-s{self.seed}"
+
+
+def _settings() -> list[str]:
+    """The settings of a run by name, but for the method's own."""
+    return [name for name in fields_of(RunConfig) if name != "params"]
+
+
+def _refuse_missing(names: Iterable[str], values: Mapping[str, Any], where: str = "") -> None:
+    missing = ", ".join(f"{where}{name}" for name in names if name not in values)
+    if missing:
+        raise UserError(f"the configuration is incomplete, it lacks: {missing}")
 
 
 # The paper's table of hyper-parameters, its ranges resolved; lambda_1 and lambda_2 are the method's own.
@@ -110,18 +140,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def preset_of(dataset: str) -> Mapping[str, Any]:
     """The preset of a dataset, or of the one it is a variant of (``reuters_1200`` follows ``reuters``)."""
-    stem = Path(dataset).stem
-    base = base_of(stem)
-    return PRESETS.get(base.name if base else stem, {})
+    base = base_of(Path(dataset).stem)
+    return PRESETS.get(base.name if base else dataset, {})
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A configuration file as a dictionary, with errors that name the file."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits, or arrays nested as deep
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -136,13 +165,14 @@ def make_config(
     file : the same, from a TOML file; `given` wins over it.
     flags : parameters of whatever method the run has, by their name alone.
     """
-    known = fields_of(RunConfig)
+    known = _settings()
     file = file or {}
     for name, value in (*file.items(), *given.items()):
-        is_table = isinstance(value, Mapping)
-        if name == "params" or (name not in known and name not in METHODS) or is_table != (name in METHODS):
+        if name not in known and name not in METHODS:
             hint = nearest(name, [*known, *METHODS])
-            raise UserError(f"unknown setting '{name}'{hint}; `mfedpba-mpi run --help` lists them")
+            raise UserError(f"unknown setting {shown(name)}{hint}; `mfedpba-mpi run --help` lists them")
+        if name in METHODS and not isinstance(value, Mapping):
+            raise UserError(f"unknown setting '{name}'; a method's parameters are a table, [{name}]")
     tables = {name: {**file.get(name, {}), **given.get(name, {})} for name in METHODS}
     settings = {name: value for name, value in {**file, **given}.items() if name not in METHODS}
     if not settings.get("dataset"):

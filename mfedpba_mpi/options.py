@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+import functools
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mfedpba_mpi.errors import UserError
+
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}  # of a setting without a `high`
 
 
 def option(
@@ -28,6 +31,15 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def shown(value: Any) -> str:
+    """`value` as an error shows it: on one line, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints, or nested too deeply
+        return "something too large to show"
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` where something known is close to `name`, else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -37,7 +49,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the near match and the whole list."""
     known = sorted(set(known))
-    return UserError(f"unknown {kind} '{name}'{nearest(name, known)}; choose from: {', '.join(known)}")
+    return UserError(f"unknown {kind} {shown(name)}{nearest(name, known)}; choose from: {', '.join(known)}")
 
 
 def fields_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
@@ -45,6 +57,7 @@ def fields_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(cls)}
 
 
+@functools.cache
 def kind_of(cls: type, name: str) -> tuple[type, bool]:
     """(type, may be None) of a setting; a tuple setting gives its element type's tuple, e.g. ``tuple[int, ...]``."""
     hint = typing.get_type_hints(cls)[name]
@@ -57,14 +70,16 @@ def kind_of(cls: type, name: str) -> tuple[type, bool]:
 def _convert(kind: Any, value: Any) -> Any:
     """`value` as `kind`, from a TOML value or a command-line string; ValueError or TypeError where it is not one."""
     if typing.get_origin(kind) is tuple:
-        items = value.split(",") if isinstance(value, str) else list(value)
+        if not isinstance(value, str | list | tuple):
+            raise TypeError
+        items = value.split(",") if isinstance(value, str) else value
         element = typing.get_args(kind)[0]
         return tuple(_convert(element, item.strip() if isinstance(item, str) else item) for item in items if item != "")
     if kind is bool:
         if isinstance(value, bool):
             return value
         return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
-    if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+    if isinstance(value, bool) or (kind is str and not (isinstance(value, str) and value.isprintable())):
         raise TypeError
     if kind is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
@@ -80,29 +95,30 @@ def check(cls: type, name: str, value: Any, where: str = "") -> Any:
         return None
     try:
         result = _convert(kind, value)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
         wanted = words.get(kind, "a comma-separated list")
-        raise UserError(f"{label}: expected {wanted}, got {value!r}") from None
+        raise UserError(f"{label}: expected {wanted}, got {shown(value)}") from None
     for item in result if isinstance(result, tuple) else (result,):
         if spec["choices"] and item not in spec["choices"]:
             known = ", ".join(spec["choices"])
-            raise UserError(f"{label}: '{item}' is not one of {known}{nearest(str(item), spec['choices'])}")
+            raise UserError(f"{label}: {shown(item)} is not one of {known}{nearest(item, spec['choices'])}")
         if isinstance(item, (int, float)) and not isinstance(item, bool) and not _inside(item, spec):
-            raise UserError(f"{label}: {item} is out of range; allowed: {_range(spec)}")
+            raise UserError(f"{label}: {shown(item)} is out of range; allowed: {_range(item, spec)}")
     return result
 
 
 def _inside(value: float, spec: Mapping[str, Any]) -> bool:
     return (
-        math.isfinite(value)
+        abs(value) <= LARGEST[type(value)]  # and not NaN
         and (spec["low"] is None or value >= spec["low"])
         and (spec["above"] is None or value > spec["above"])
         and (spec["high"] is None or value <= spec["high"])
     )
 
 
-def _range(spec: Mapping[str, Any]) -> str:
+def _range(value: float, spec: Mapping[str, Any]) -> str:
+    largest = LARGEST[type(value)]
     low = f">= {spec['low']}" if spec["low"] is not None else f"> {spec['above']}" if spec["above"] is not None else ""
-    high = f"<= {spec['high']}" if spec["high"] is not None else ""
+    high = f"<= {spec['high']}" if spec["high"] is not None else f"<= {largest}" if value > largest else ""
     return " and ".join(part for part in (low, high) if part) or "finite numbers"

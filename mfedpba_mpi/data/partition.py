@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.rng import generator
 
 TEST_SHARE = 0.25
@@ -86,6 +87,8 @@ def deal_samples(
     Shares are equal for ``m1``; otherwise evenly spaced from 1 to 2 and shuffled, as in the paper's tables.
     """
     N = len(labels)
+    if K * min_samples > N:
+        raise UserError(f"clients: {K} is too many for {N} samples; each needs at least {min_samples}")
     if alpha is None:
         shares = np.ones(K) if kind == "m1" else rng.permutation(np.linspace(1, 2, K))
         cuts = np.round(np.cumsum(shares / shares.sum()) * N).astype(int)[:-1]
