@@ -20,8 +20,9 @@ from benchmarks.common import Case, interleaved
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
+from mfedpba_mpi.federation import End, Round
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import End, Round, Start, simulate
+from mfedpba_mpi.simulation import Start, simulate
 
 ROUNDS = 5
 
@@ -36,8 +37,8 @@ class Keeper:
         self.rounds.append(result)
         self.times.append(time.perf_counter())
 
-    def end(self, end: End) -> None:
-        pass
+    def warn(self, words: str) -> None: ...
+    def end(self, end: End) -> None: ...
 
 
 def run() -> Iterator[Case]:

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from mfedpba_mpi import __version__
-from mfedpba_mpi.click_settings import RunCommand, read_settings, run_settings
+from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, run_settings, safety_settings
 from mfedpba_mpi.comm.launcher import announced
-from mfedpba_mpi.data.commands import PathType, data
-from mfedpba_mpi.errors import RankFailed, RunError, UserError
-from mfedpba_mpi.launch import claim, describe_error, end_all, launch
+from mfedpba_mpi.data.commands import PathType, data, data_dir_option
+from mfedpba_mpi.errors import Ended, RankFailed, RunError, UserError, describe_error
+from mfedpba_mpi.launch import claim, end_all, end_together, launch
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.options import fields_of
 
@@ -51,32 +51,68 @@ def cli() -> None:
 
 @cli.command(cls=RunCommand, short_help="Train a method on a dataset (the default command).")
 @run_settings
+@safety_settings
 @click.option(
     "--out", type=PathType, metavar="DIR",
     help="run directory  [default: runs/<dataset>-<partition>-<method>-s<seed>]",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="replace a run that is already there")
-def run(out: Path | None, overwrite: bool, data_dir: Path, **options: Any) -> None:
-    """Train a method on a dataset; write OUT/run.h5 round by round."""
+@click.option("--resume", "go_on", is_flag=True, help="go on with the run that is there, if one is (for batch jobs)")
+def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **options: Any) -> None:
+    """Train a method on a dataset; write OUT/run.h5 round by round.
+
+    SIGUSR1, SIGTERM and SIGINT end it in order, with a checkpoint and exit code 75; `mfedpba-mpi resume OUT` goes on.
+    """
+    safety = read_safety(options)
     config = read_settings(data_dir=data_dir, **options)
     directory = out or Path("runs") / config.run_name
-    claim(directory, overwrite)
-    launch(config, data_dir, directory)
+    if go_on:
+        from mfedpba_mpi.resuming import status_of_same
+
+    status = status_of_same(directory, config) if go_on else None
+    if status == "complete":
+        click.echo(f"the run in {directory} is complete")
+        return
+    claim(directory, overwrite or go_on)
+    launch(config, data_dir, directory, safety, resume=go_on)
+
+
+@cli.command(cls=RunCommand, short_help="Go on with an interrupted run, or extend a finished one.")
+@click.argument("directory", metavar="RUN", type=PathType)
+@click.option("--rounds", type=int, metavar="N", help="extend the run to so many rounds")
+@safety_settings
+@data_dir_option
+def resume(directory: Path, rounds: int | None, data_dir: Path, **options: Any) -> None:
+    """Go on with the run in the directory RUN from its last checkpoint, on any number of ranks.
+
+    Its numbers will be those of a run that was never interrupted, bit for bit. Settings are the run's own.
+    """
+    from mfedpba_mpi.resuming import extended, stored_config
+
+    safety = read_safety(options)
+    config, status = stored_config(directory)
+    longer = extended(config, rounds) if rounds is not None else config
+    if status == "complete" and longer == config:
+        click.echo(f"the run in {directory} is complete ({config.rounds} rounds); --rounds N extends it")
+        return
+    launch(longer, data_dir, directory, safety, resume=True)
 
 
 @cli.command(cls=RunCommand, short_help="Train MFedPBA without each of its parts in turn.")
 @run_settings
+@safety_settings
 @click.option("--out", type=PathType, metavar="DIR", help="where the runs go  [default: runs/<...>-ablation]")
 def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
     """Train MFedPBA whole, without each of its loss terms in turn, and with equal averaging (EA); make one table.
 
-    Takes the settings of `run`. Finished runs under OUT are kept, so that the command may be repeated; the table is
-    printed and stored as OUT/ablation.csv.
+    Takes the settings of `run`. Finished runs under OUT are kept and interrupted ones resumed, so that the command may
+    be repeated; the table is printed and stored as OUT/ablation.csv.
     """
     from mfedpba_mpi.studies.ablation import run_ablation
 
+    safety = read_safety(options)
     config = read_settings(data_dir=data_dir, **options)
-    run_ablation(config, data_dir, out or Path("runs") / f"{config.run_name}-ablation")
+    run_ablation(config, data_dir, out or Path("runs") / f"{config.run_name}-ablation", safety)
 
 
 @cli.command(cls=RunCommand, short_help="Predict the memory, payload and time of a run on so many ranks.")
@@ -129,6 +165,8 @@ def main() -> None:
     except click.ClickException as error:
         hint = "; see mfedpba-mpi --help" if isinstance(error, click.UsageError) else ""
         end_all(f"{error.format_message().rstrip('.')}{hint}", 2)
+    except Ended as error:
+        end_together(str(error), error.exit_code)
     except RankFailed as error:
         end_all("", error.exit_code)  # the rank itself has said it
     except (UserError, RunError) as error:

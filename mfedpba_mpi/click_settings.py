@@ -11,8 +11,9 @@ import click
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, preset_of, read_toml
 from mfedpba_mpi.data.commands import PathType, data_dir_option
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.launch import Safety
 from mfedpba_mpi.methods.catalog import METHODS, MFedPBA
-from mfedpba_mpi.options import fields_of, kind_of, unknown
+from mfedpba_mpi.options import check, fields_of, kind_of, shown, unknown
 
 Function = Callable[..., Any]
 
@@ -116,12 +117,21 @@ def read_settings(config_file: Path | None, data_dir: Path, assignments: tuple[s
     return fit_to_data(config, describe(config, data_dir))
 
 
+safety_settings = _settings(Safety)
+
+
+def read_safety(options: dict[str, Any]) -> Safety:
+    """What the options of `safety_settings` say, taken out of `options`."""
+    given = {name: options.pop(name) for name in fields_of(Safety)}
+    return Safety(**{name: check(Safety, name, value) for name, value in given.items() if value is not None})
+
+
 def parse_assignment(text: str) -> tuple[str, str, str]:
     """(method, name, value) of ``METHOD.NAME=VALUE``."""
     target, equals, value = text.partition("=")
     method, dot, name = target.partition(".")
     if not (equals and dot and name):
-        raise UserError(f"set: '{text}' is not of the form METHOD.NAME=VALUE, for example fedtgp.margin=50")
+        raise UserError(f"set: {shown(text)} is not of the form METHOD.NAME=VALUE, for example fedtgp.margin=50")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     return method, name.replace("-", "_"), value

@@ -15,9 +15,33 @@ class RunError(Exception):
     exit_code = 1
 
 
+class RankLost(RunError):
+    """Another rank has died, and the MPI at hand lets this one live to see it."""
+
+
 class RankFailed(Exception):
     """Another rank cannot go on; it has said why on the screen, and says it here for the log."""
 
     def __init__(self, reason: str, exit_code: int):
         super().__init__(reason)
         self.exit_code = exit_code
+
+
+class Ended(RunError):
+    """All ranks have agreed to end before the last round; no rank waits for another.
+
+    `status` is ``interrupted`` (exit code 75: resume and it goes on) or ``failed``. Only rank 0 knows the reason.
+    """
+
+    def __init__(self, status: str, reason: str, exit_code: int):
+        super().__init__(reason)
+        self.status, self.exit_code = status, exit_code
+
+
+def describe_error(error: BaseException) -> str:
+    """One line: where (innermost first on the error, outermost first here), what."""
+    if isinstance(error, (RankFailed, RunError)):
+        return str(error)  # says where itself
+    where = ", ".join(reversed(getattr(error, "__notes__", [])))
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"{where + ': ' if where else ''}{kind}{error}"

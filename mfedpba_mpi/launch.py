@@ -5,13 +5,38 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from mfedpba_mpi.comm.launcher import announced, first_on_node
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.errors import RankFailed, RunError, UserError
+from mfedpba_mpi.errors import Ended, RunError, UserError, describe_error
+from mfedpba_mpi.options import option
+from mfedpba_mpi.stopping import Stop
+
+SAFETY = "Safety"
+
+
+@dataclass(frozen=True)
+class Safety:
+    """How a run looks after itself; none of this changes its numbers."""
+
+    checkpoint_every: int = option(0, "checkpoint every so many rounds  [default: by time]", low=0, group=SAFETY)
+    checkpoint_minutes: float | None = option(
+        None,
+        "checkpoint at the latest after so long  [default: 0.5 to 5, at most 2 % of the time]",
+        low=0,
+        group=SAFETY,
+    )
+    timeout: float = option(
+        3600.0, "seconds after which a rank that others wait for counts as stuck", above=0, group=SAFETY
+    )
+    on_failure: str = option(
+        "stop", "when a rank dies: end, or go on from the last checkpoint without it (mpirun --with-ft ulfm)",
+        choices=("stop", "continue"), group=SAFETY,
+    )  # fmt: skip
 
 
 def claim(directory: Path, overwrite: bool) -> None:
@@ -20,8 +45,14 @@ def claim(directory: Path, overwrite: bool) -> None:
 
     status = None if overwrite else status_of(directory)
     if status:
+        what = (
+            "extend it with `mfedpba-mpi resume {} --rounds N`"
+            if status == "complete"
+            else "go on with `mfedpba-mpi resume {}`"
+        )
         raise UserError(
-            f"out: {directory} holds a run already (status {status}); use --overwrite to replace it, or another --out"
+            f"out: {directory} holds a run already (status {status}); {what.format(directory)}, use --overwrite to replace "
+            "it, or choose another --out"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -32,16 +63,25 @@ def claim(directory: Path, overwrite: bool) -> None:
         raise UserError(f"out: the directory {directory} is not writable; choose another --out")
 
 
-def launch(config: RunConfig, data_dir: Path, directory: Path, brief: bool = False) -> None:
+def launch(
+    config: RunConfig, data_dir: Path, directory: Path, safety: Safety, resume: bool = False, brief: bool = False
+) -> None:
     """Take this process's part in the run: server, clients, everything, or nothing.
 
-    `brief` leaves out the table at the end.
+    Parameters
+    ----------
+    resume : go on from the last checkpoint, if there is one; otherwise checkpoints that are there are forgotten.
+    brief : leave out the table at the end.
     """
+    stop = Stop()
+    stop.listen()
     rank, size = announced()
     if size > 1 and rank > config.clients:
-        from mfedpba_mpi.comm.waiting import wait_as_spare
+        from mfedpba_mpi.comm.waiting import leave, wait_as_spare
 
-        wait_as_spare(config.clients + 1)
+        code = wait_as_spare(config.clients + 1)
+        if code:
+            leave(code)
         return
     from mfedpba_mpi.comm.serial import Comm
 
@@ -49,29 +89,35 @@ def launch(config: RunConfig, data_dir: Path, directory: Path, brief: bool = Fal
     if size > 1:
         from mfedpba_mpi.comm.mpi import MPIComm
 
-        comm = MPIComm(config.clients)
+        comm = MPIComm(config.clients, safety.timeout, safety.on_failure == "continue")
+    elif safety.on_failure == "continue":
+        raise UserError(
+            "on-failure: one process has no other to go on; start several with `mpirun --with-ft ulfm -n N`"
+        )
+    from mfedpba_mpi.records.checkpoint import Checkpoints
+    from mfedpba_mpi.records.lock import locked
     from mfedpba_mpi.records.runlog import RunLog
     from mfedpba_mpi.screen import Screen
     from mfedpba_mpi.simulation import simulate
 
+    checkpoints = Checkpoints(directory, safety.checkpoint_every, safety.checkpoint_minutes)
     log, screen = RunLog(directory), Screen(directory, max(0, size - config.clients - 1), brief)
-    try:
-        simulate(config, data_dir, comm, [log, screen])
-    except BaseException as error:
-        screen.stop()
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with suppress(RunError):  # the disk may be full, and `error` says so
-            log.abandon(status, describe_error(error))
-        raise
-
-
-def describe_error(error: BaseException) -> str:
-    """One line: where (innermost first on the error, outermost first here), what."""
-    if isinstance(error, (RankFailed, RunError)):
-        return str(error)  # says where itself
-    where = ", ".join(reversed(getattr(error, "__notes__", [])))
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{where + ': ' if where else ''}{kind}{error}"
+    with ExitStack() as stack:
+        if comm.is_server:
+            stack.enter_context(locked(directory))
+            if not resume:
+                checkpoints.clear()
+        try:
+            simulate(config, data_dir, comm, [log, screen], checkpoints, stop, safety.on_failure == "continue")
+            comm.finish(0)
+        except BaseException as error:
+            screen.stop()
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            with suppress(RunError):  # the disk may be full, and `error` says so
+                log.abandon(getattr(error, "status", status), describe_error(error))
+            if isinstance(error, Ended):
+                comm.finish(error.exit_code)
+            raise
 
 
 def end_all(message: str, code: int) -> NoReturn:
@@ -93,4 +139,15 @@ def end_all(message: str, code: int) -> NoReturn:
         from mfedpba_mpi.comm.waiting import abort
 
         abort(code, message)
+    sys.exit(code)
+
+
+def end_together(message: str, code: int) -> NoReturn:
+    """End this process like all the others, which do the same; rank 0 says why."""
+    if announced()[0] == 0:
+        print(f"mfedpba-mpi: {message}", file=sys.stderr, flush=True)
+    if "mpi4py.MPI" in sys.modules:
+        from mfedpba_mpi.comm.waiting import leave
+
+        leave(code)
     sys.exit(code)

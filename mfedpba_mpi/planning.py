@@ -44,7 +44,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.base import EVALUATION_ROWS, Method, Problem
 from mfedpba_mpi.methods.catalog import load_method
 from mfedpba_mpi.models.architecture import NONZEROS, Architecture, convolutions, macs
-from mfedpba_mpi.simulation import cost, draw_partition, draw_problem
+from mfedpba_mpi.preparing import cost, draw_partition, draw_problem
 
 SAMPLED, BATCHES = 8, 10  # clients, and batches an epoch, of the calibration
 NETWORK = 1.25e9  # bytes a second between nodes, 10 Gbit/s: an assumption

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mfedpba_mpi.console import bytes_of, console, table
+from mfedpba_mpi.federation import End, Round
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
-from mfedpba_mpi.simulation import End, Round, Start
+from mfedpba_mpi.simulation import Start
 
 _QUIET_SECONDS = 15.0  # between two lines where there is no terminal
 
@@ -36,7 +38,11 @@ class Screen:
         self.bar: Progress | None = None
         self.accuracy = float("nan")
 
+    def warn(self, words: str) -> None:
+        self.console.print(f"[yellow]{escape(words)}[/]")
+
     def start(self, start: Start) -> None:
+        self.stop()
         config, info = start.problem.config, start.store.info
         origin = "SYNTHETIC stand-in" if start.store.origin == "synthetic" else "real"
         self.console.print(
@@ -56,14 +62,16 @@ class Screen:
             needed = start.problem.K + 1
             idle = "1 rank has" if self.spare == 1 else f"{self.spare} ranks have"
             self.console.print(f"{idle} nothing to do: {needed} ranks would do")
-        self.rounds = config.rounds
+        if start.finished:
+            self.console.print(f"goes on after round {start.finished} of {config.rounds}")
+        self.rounds, self.before = config.rounds, start.finished
         self.began = self.spoke = time.monotonic()
         if self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
                 TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console,
             )  # fmt: skip
-            self.task = self.bar.add_task("", total=config.rounds)
+            self.task = self.bar.add_task("", total=config.rounds, completed=start.finished)
             self.bar.start()
 
     def round(self, result: Round) -> None:
@@ -72,12 +80,12 @@ class Screen:
             self.accuracy = result.values["correct"].sum() / tested.sum()
         words = "" if np.isnan(self.accuracy) else f"{self.measure} {self.accuracy:6.2%}"
         for warning in result.warnings:
-            self.console.print(f"[yellow]round {result.t}: {warning}[/]")
+            self.warn(f"round {result.t}: {warning}")
         now = time.monotonic()
         if self.bar:
             self.bar.update(self.task, advance=1, description=words)
-        elif now - self.spoke > _QUIET_SECONDS or result.t in (1, self.rounds):
-            each = (now - self.began) / result.t
+        elif now - self.spoke > _QUIET_SECONDS or result.t in (self.before + 1, self.rounds):
+            each = (now - self.began) / (result.t - self.before)
             left = time.strftime("%H:%M:%S", time.gmtime(each * (self.rounds - result.t)))
             self.console.print(f"round {result.t:4d}/{self.rounds}  {words}  {each:.3f} s a round  ETA {left}")
             self.spoke = now

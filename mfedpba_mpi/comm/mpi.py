@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,18 +15,40 @@ from torch import Tensor
 
 from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.comm.waiting import listen_for_failures, split_off_spares, wait
-from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.comm.waiting import PATIENCE, answer, ask, listen_for_failures, release_spares, split_off_spares, wait
+from mfedpba_mpi.errors import RankLost, RunError, UserError
+
+EAR = 0.05  # seconds between two looks for a question
+MITIGATION = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
+LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 def _starts(counts: list[int]) -> list[int]:
     return np.cumsum([0, *counts[:-1]]).tolist()
 
 
-class MPIComm(Comm):
-    """One of the ranks 0..K; what is beyond waits (see `waiting.wait_as_spare`)."""
+@contextmanager
+def _deaths_noticed() -> Iterator[None]:
+    """With failure mitigation a rank's death is an MPI error on the others; without, the launcher ends them."""
+    try:
+        yield
+    except MPI.Exception as error:
+        if error.Get_error_class() in LOST:
+            raise RankLost("another rank has died") from None
+        raise
 
-    def __init__(self, clients: int) -> None:
+
+class MPIComm(Comm):
+    """One of the ranks 0..K; what is beyond waits (see `waiting.wait_as_spare`).
+
+    Parameters
+    ----------
+    clients : K.
+    timeout : seconds after which a rank that others wait for counts as stuck.
+    recovers : whether the run is to go on without ranks that die.
+    """
+
+    def __init__(self, clients: int, timeout: float = 3600.0, recovers: bool = False) -> None:
         super().__init__()
         started, seen = announced()[1], MPI.COMM_WORLD.size
         if started != seen:
@@ -29,28 +56,84 @@ class MPIComm(Comm):
                 f"the launcher started {started} ranks, but MPI sees {seen}: mpi4py uses another MPI than the "
                 "launcher; under srun add --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
             )
-        self._comm = split_off_spares(clients + 1)
-        self.rank, self.size = self._comm.rank, self._comm.size
-        self.local_rank = self._comm.Split_type(MPI.COMM_TYPE_SHARED).rank
         self.library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
-
-    def environment(self) -> dict[str, object]:
-        self.barrier()  # the pickled gather spins, so arrive together
-        hosts = self._comm.gather(MPI.Get_processor_name()) or []
-        return {"ranks": self.size, "mpi": self.library, "hosts": sorted(set(hosts))}
+        if recovers and os.environ.get(MITIGATION, "0").lower() in ("0", "false"):
+            raise UserError(
+                f"on-failure: {self.library} was started without user-level failure mitigation, so no rank can outlive "
+                "another; use `mpirun --with-ft ulfm` of Open MPI 5, or leave --on-failure out and resume after a death"
+            )
+        self._comm = split_off_spares(clients + 1)
+        self._timeout, self._active = timeout, self._comm.size
+        self._failure: tuple[float, Exception] | None = None
+        self._ear = 0.0
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._world_rank = list(range(self.size))
+        self.local_rank = self._comm.Split_type(MPI.COMM_TYPE_SHARED).rank
 
     def share(self, value: str) -> str:
+        self.barrier()  # what is pickled spins, so arrive together
+        with _deaths_noticed():
+            return self._comm.bcast(value)
+
+    def collect(self, value: str) -> list[str]:
         self.barrier()
-        return self._comm.bcast(value)
+        with _deaths_noticed():
+            return self._comm.gather(value) or []
+
+    def agree(self, verdict: int) -> int:
+        word = np.array([verdict])
+        self._wait(self._comm.Ibcast([word, MPI.INT64_T]))
+        return int(word[0])
+
+    def recover(self) -> None:
+        """Shrink to the living ranks; rank 0 must be among them."""
+        self._comm.Revoke()
+        living = self._comm.Shrink()
+        if living.bcast(self.rank) != 0:
+            raise RunError("rank 0, which holds the server and the log, has died; go on with `mfedpba-mpi resume`")
+        self._world_rank = [self._world_rank[rank] for rank in living.allgather(self.rank)]
+        MPI.COMM_WORLD.Ack_failed()
+        self._comm, self.rank, self.size = living, living.rank, living.size
+
+    def fail_soon(self, error: Exception) -> None:
+        self._failure = time.monotonic() + PATIENCE, error
 
     def _wait(self, request: MPI.Request) -> None:
-        wait(request, listen_for_failures if self.is_server else None)
+        with _deaths_noticed():
+            wait(request, partial(self._listen, time.monotonic()))
+
+    def _listen(self, began: float) -> None:
+        """While waiting since `began`: hear of failures, say where this rank is, and do not wait for ever."""
+        now = time.monotonic()
+        if self._failure and now > self._failure[0]:
+            raise self._failure[1]
+        if self.is_server:
+            listen_for_failures()
+            if now - began > self._timeout:
+                raise RunError(self._missing())
+        elif now > self._ear:
+            answer(self.where)
+            self._ear = now + EAR
+            if now - began > self._timeout + 2 * PATIENCE + (self.rank > 1) * PATIENCE:  # rank 0 would have said it
+                raise RunError(f"rank 0 has been stuck for {self._timeout:.0f} s (--timeout) while this rank waits")
+
+    def _missing(self) -> str:
+        """Where every rank is, of which one does not come."""
+        heard = ask(self._world_rank[1:])
+        lines = [f"no rank may be waited for longer than {self._timeout:.0f} s (--timeout), now in {self.where}"]
+        for number, rank in enumerate(self._world_rank[1:], 1):
+            clients = self.ranks[number] if len(self.ranks) > number else []
+            silent = f"does not answer, so it is stuck before the end of {self.where}"
+            lines.append(f"rank {rank} with {len(clients)} clients {clients[:8]}: {heard.get(rank, silent)}")
+        return "\n  ".join(lines)
 
     def barrier(self) -> None:
         self._wait(self._comm.Ibarrier())
 
-    def finish(self) -> None:
-        self._wait(MPI.COMM_WORLD.Ibarrier())
+    def finish(self, code: int) -> None:
+        self.barrier()
+        if self.is_server:
+            release_spares(self._active, code)
 
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         width = rows.shape[1]

@@ -1,7 +1,10 @@
 """The communicator: what clients and server say to each other, here with both in one process.
 
 `Comm` packs, counts and unpacks; its transport methods (`_gather`, `_broadcast`, `_scatter`) are the identity. The MPI
-twin replaces nothing but those.
+twin replaces nothing but those and what waits.
+
+Every rank's part of a message begins with a status word, by which ranks tell each other that a round is void: a rank
+that cannot finish its part goes on sending, so that nobody waits for it, and everybody knows that nothing of it counts.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ class Comm:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.ranks: list[list[int]] = [[]]
+        self.void = False  # whether this rank, or one it has heard of, has given the round up
+        self.where = "setting up"  # what this rank does, for others who wait for it
         self._buffers: dict[tuple[str, int], Tensor] = {}
 
     @property
@@ -53,49 +58,69 @@ class Comm:
         messages : by client, those of this rank's clients that send.
         layouts : by client, of everyone who sends, the same on every rank.
         """
-        send = self._buffer("send", sum(layouts[k].size for k in messages))
-        self._pack(messages, layouts, send)
-        senders = [[k for k in clients if k in layouts] for clients in self.ranks]
-        received = self._gather(send, [sum(layouts[k].size for k in clients) for clients in senders])
+        senders, counts = self._shares(layouts)
+        send = self._buffer("send", counts[self.rank])
+        self._pack({k: messages[k] for k in senders[self.rank]}, layouts, send)
+        received = self._gather(send, counts)
         if received is None:
             return {}
-        found = self._unpack(received, [k for clients in senders for k in clients], layouts)
+        parts = zip(received.split(counts), senders, strict=True)
+        found = {k: message for part, clients in parts for k, message in self._unpack(part, clients, layouts).items()}
         return {k: found[k] for k in sorted(found)}
 
     def broadcast(self, message: Message | None, layout: Layout) -> dict[str, Tensor]:
         """The server's `message`, on every rank."""
-        buffer = self._buffer("broadcast", layout.size)
+        buffer = self._buffer("broadcast", 1 + layout.size)
         if message is not None:
-            layout.pack(message, buffer)
+            self._pack({0: message}, {0: layout}, buffer)
         self._broadcast(buffer)
-        return layout.unpack(buffer, self.device)
+        return self._unpack(buffer, [0], {0: layout})[0]
 
     def scatter(self, messages: Mapping[int, Message], layouts: Layouts) -> dict[int, dict[str, Tensor]]:
         """A message of its own from the server to each client; every rank gets those of its clients."""
-        receivers = [[k for k in clients if k in layouts] for clients in self.ranks]
-        counts = [sum(layouts[k].size for k in clients) for clients in receivers]
+        receivers, counts = self._shares(layouts)
         send = self._buffer("scatter", sum(counts) if self.is_server else 0)
         if self.is_server:
-            self._pack({k: messages[k] for clients in receivers for k in clients}, layouts, send)
+            for part, clients in zip(send.split(counts), receivers, strict=True):
+                self._pack({k: messages[k] for k in clients}, layouts, part)
         return self._unpack(self._scatter(send, counts), receivers[self.rank], layouts)
+
+    def _shares(self, layouts: Layouts) -> tuple[list[list[int]], list[int]]:
+        """Of every rank: its clients among those of `layouts`, and the size of its part of the message."""
+        clients = [[k for k in own if k in layouts] for own in self.ranks]
+        return clients, [1 + sum(layouts[k].size for k in own) for own in clients]
 
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         """Each rank's float64 array (n_r, w), n_r = clients of the rank + 1, on the server; [] elsewhere."""
         return [rows]
 
     def environment(self) -> dict[str, object]:
-        """Where this run happens, for the log."""
-        return {"ranks": self.size, "mpi": self.library, "hosts": [socket.gethostname()]}
+        """Where this run happens, for the log; complete on rank 0."""
+        return {"ranks": self.size, "mpi": self.library, "hosts": sorted(set(self.collect(socket.gethostname())))}
 
     def share(self, value: str) -> str:
-        """The server's string, on every rank; for set-up only."""
+        """The server's string, on every rank; not for rounds."""
         return value
+
+    def collect(self, value: str) -> list[str]:
+        """Each rank's string, on the server; [] elsewhere; not for rounds."""
+        return [value]
+
+    def agree(self, verdict: int) -> int:
+        """The server's number, on every rank."""
+        return verdict
+
+    def recover(self) -> None:
+        """Go on without the ranks that have died."""
 
     def barrier(self) -> None:
         """Wait until every rank has come this far."""
 
-    def finish(self) -> None:
-        """Wait for all ranks at the end of the run, and let the spare ones go."""
+    def fail_soon(self, error: Exception) -> None:
+        """Raise `error` while waiting, should the others not come within a few seconds to hear of it in order."""
+
+    def finish(self, code: int) -> None:
+        """Wait for all ranks at the end of the run, and let the spare ones go, with this exit code."""
 
     def _buffer(self, purpose: str, size: int) -> Tensor:
         """A staging buffer, kept for the next round; pinned where messages come from a GPU."""
@@ -104,16 +129,17 @@ class Comm:
             self._buffers[key] = torch.empty(size, pin_memory=self.device.type == "cuda")
         return self._buffers[key]
 
-    @staticmethod
-    def _pack(messages: Mapping[int, Message], layouts: Layouts, flat: Tensor) -> None:
-        start = 0
+    def _pack(self, messages: Mapping[int, Message], layouts: Layouts, flat: Tensor) -> None:
+        flat[0] = self.void
+        start = 1
         for k, message in messages.items():
             stop = start + layouts[k].size
             layouts[k].pack(message, flat[start:stop])
             start = stop
 
     def _unpack(self, flat: Tensor, clients: Sequence[int], layouts: Layouts) -> dict[int, dict[str, Tensor]]:
-        found, start = {}, 0
+        self.void |= bool(flat[0])
+        found, start = {}, 1
         for k in clients:
             stop = start + layouts[k].size
             found[k] = layouts[k].unpack(flat[start:stop], self.device)

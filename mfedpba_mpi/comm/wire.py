@@ -48,5 +48,9 @@ class Layout:
             start = stop
         return message
 
+    def blank(self) -> dict[str, Tensor]:
+        """A message of zeros, to send in the place of one that will not be."""
+        return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
+
 
 NOTHING = Layout({})

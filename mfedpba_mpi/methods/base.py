@@ -208,8 +208,17 @@ class Server(ABC):
         """The reply to this phase's uploads (by client, ascending): one for all, or one for each client."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Everything that persists."""
+        """Everything that persists over rounds, as it lives: `load_state` writes into it."""
         return {}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up an earlier `state`."""
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ValueError(f"the server's state has {sorted(own)}, not {sorted(state)}")
+        for name, value in own.items():
+            value.copy_(state[name])
 
 
 class Method(ABC):

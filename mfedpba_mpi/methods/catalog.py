@@ -6,12 +6,12 @@ The method itself is the module of the same name in this package; `load_method` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.options import check, fields_of, nearest, option, unknown
+from mfedpba_mpi.options import check, fields_of, nearest, option, shown, unknown
 
 if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Method
@@ -26,6 +26,10 @@ class Parameters:
 
     label: ClassVar[str]  # its name wherever its numbers are shown
     fusions: ClassVar[tuple[str, ...]] = ("sum", "separate")
+
+    def settled(self, rounds: int) -> Self:
+        """These, with what follows from the number of rounds written out, so that a longer run keeps it."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,10 @@ class Harmony(Parameters):
         "mean", "stage 2 starts from the mean of the unimodal classifiers, or a random one", choices=("mean", "random")
     )
 
+    def settled(self, rounds: int) -> Self:
+        """T1 as given, else two thirds of the rounds, at least one for each stage (of a single round, stage 1)."""
+        return replace(self, stage1_rounds=self.stage1_rounds or max(1, min(round(2 * rounds / 3), rounds - 1)))
+
 
 @dataclass(frozen=True)
 class FedMVP(Parameters):
@@ -184,16 +192,19 @@ def make_params(
     cls = METHODS[method]
     known = fields_of(cls)
     for other, table in tables.items():
+        parameters = fields_of(METHODS[other])
+        for name in table:
+            if name not in parameters:
+                allowed = ", ".join(parameters) or "none"
+                hint = nearest(name, parameters)
+                raise UserError(f"method {other} has no parameter {shown(name)}{hint}; it has: {allowed}")
         if other != method and table:
             raise UserError(f"{', '.join(table)}: belongs to method {other}, but this run's method is {method}")
-    for name in flags.keys() - known.keys():
-        owner = next(other for other, parameters in METHODS.items() if name in fields_of(parameters))
-        raise UserError(f"{name.replace('_', '-')}: belongs to method {owner}, but this run's method is {method}")
-    given = {**tables.get(method, {}), **flags}
-    for name in given:
+    for name in flags:
         if name not in known:
-            allowed = ", ".join(known) or "none"
-            raise UserError(f"method {method} has no parameter '{name}'{nearest(name, known)}; it has: {allowed}")
+            owners = " or ".join(other for other in METHODS if name in fields_of(METHODS[other]))
+            raise UserError(f"{name.replace('_', '-')}: belongs to method {owners}, but this run's method is {method}")
+    given = {**tables.get(method, {}), **flags}
     values = {name: value for name, value in preset.items() if name in known} | given
     return cls(**{name: check(cls, name, value, where=f"{method}.") for name, value in values.items()})
 

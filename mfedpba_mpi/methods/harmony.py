@@ -59,9 +59,8 @@ UNIMODAL, FUSION, ALONE = "unimodal", "fusion", "alone"
 
 
 def first_stage(config: RunConfig) -> int:
-    """T1: as given, else two thirds of the rounds, with at least one for each stage (of a single round, stage 1)."""
-    T = config.rounds
-    return config.params.stage1_rounds or max(1, min(round(2 * T / 3), T - 1))
+    """T1."""
+    return config.params.settled(config.rounds).stage1_rounds
 
 
 def stage_of(problem: Problem, t: int, k: int) -> str:

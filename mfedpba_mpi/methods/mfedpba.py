@@ -249,6 +249,11 @@ class MFedPBAServer(Server):
     def state(self) -> Mapping[str, Tensor]:
         return {**self.autoencoder.state_dict(), **self.alignment.state()}
 
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        weights = self.autoencoder.state_dict().keys()
+        self.autoencoder.load_state_dict({name: state[name] for name in weights})
+        self.alignment.load_state({name: value for name, value in state.items() if name not in weights})
+
 
 class MFedPBA(Method):
     """Up C (|M_k| d + C) floats, down C (M d + C); class counts are known from the start, presence travels along."""

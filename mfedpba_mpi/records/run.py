@@ -1,7 +1,12 @@
-"""Reading a run back, finished or still going."""
+"""Reading a run back, finished or still going.
+
+A log is HDF5 behind a block of 512 bytes with the SHA-256 of all that follows (HDF5 knows such blocks; other programs
+need not care). So a damaged log is found out before HDF5, which can crash on one, has seen it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +20,7 @@ import numpy as np
 from mfedpba_mpi.errors import UserError
 
 LOG_NAME = "run.h5"
+BLOCK = 512  # where HDF5 first looks for itself, after 0
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,9 @@ def load_run(path: str | Path) -> Run:
     path : the run's directory, or its ``run.h5``. A run that is being written may be read at any time.
     """
     path = Path(path)
-    with _reading(path / LOG_NAME if path.is_dir() else path) as file:
-        return _read(file)
+    path = path / LOG_NAME if path.is_dir() else path
+    with _reading(path) as file:
+        return _read(path, file)
 
 
 def status_of(directory: Path) -> str | None:
@@ -101,27 +108,49 @@ def status_of(directory: Path) -> str | None:
         return str(file.attrs["status"])
 
 
+def seal(image: bytes) -> bytes:
+    """An HDF5 image as it is stored, after its digest."""
+    return _block(image) + image
+
+
+def _block(image: bytes) -> bytes:
+    words = f"mfedpba-mpi run log; HDF5 follows after {BLOCK} bytes\nsha256 {hashlib.sha256(image).hexdigest()}\n"
+    return words.encode().ljust(BLOCK, b"\0")
+
+
+def open_image(path: Path) -> h5py.File:
+    """A log's HDF5 in memory, to read and to write; the file itself is left alone."""
+    data = path.read_bytes()
+    image = data[BLOCK:]
+    if data[:BLOCK] != _block(image):
+        raise ValueError("its checksum is wrong")
+    return h5py.File(h5py.h5f.open_file_image(image, h5py.h5f.FILE_IMAGE_OPEN_RW))
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[h5py.File]:
     if not path.is_file():
         raise UserError(f"no run at {path}; a run's directory holds {LOG_NAME}")
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with open_image(path) as file:
             yield file
     except (OSError, KeyError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path} is not a readable run log (damaged, or not ours): {error}") from None
+        raise UserError(
+            f"{path} is not a readable run log (damaged, or not ours): {error}; `mfedpba-mpi resume` makes it anew "
+            "where there is a checkpoint"
+        ) from None
 
 
-def _read(file: h5py.File) -> Run:
+def _read(path: Path, file: h5py.File) -> Run:
     attributes = {name: _plain(value) for name, value in file.attrs.items()}
-    for name in ("config", "hosts", "modalities"):
+    for name in ("config", "hosts", "modalities", "resumed"):
         attributes[name] = json.loads(attributes[name])
     rounds = {name: data[()] for name, data in file["rounds"].items()}
     final = {name: _array(data) for name, data in file["final"].items()} if "final" in file else {}
     if final:
         final["server_sha256"] = file["final"].attrs["server_sha256"]
     partition = {name: _array(data) for name, data in file["partition"].items()}
-    return Run(Path(file.filename), attributes, rounds, partition, final)
+    return Run(path, attributes, rounds, partition, final)
 
 
 def _plain(value: Any) -> Any:

@@ -3,14 +3,15 @@
 The log grows in memory, and after every round the whole of it is written aside and moved into place. So another process
 can read it at any time with plain h5py (and cannot stop the run by doing so), and a killed run, a dead node or a full
 disk leaves the log of the last finished round, never half of one. HDF5's single-writer mode gives none of this. Only
-rank 0 writes.
+rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round is in it twice, and none is missing.
 
 ::
 
     /                attributes: config (JSON), seed, method, label (the method's name for people), dataset,
                      data_origin ("real" or "synthetic"), data_fingerprint, version, status ("running", "complete",
                      "interrupted", "failed"), reason, ranks, mpi, hosts, torch, device, threads, started, modalities,
-                     classes, seconds_setup (of the slowest rank, from its first step to round 1)
+                     classes, seconds_setup (of the slowest rank, from its first step to round 1), resumed (JSON: for
+                     each time that the run went on from a checkpoint the round, and when, where and on how many ranks)
     /rounds/         one row a round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
         accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
@@ -44,10 +45,12 @@ import torch
 
 from mfedpba_mpi import __version__
 from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.federation import End, Round
 from mfedpba_mpi.methods.catalog import METHODS
-from mfedpba_mpi.records.run import LOG_NAME
-from mfedpba_mpi.simulation import End, Round, Start
+from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
+from mfedpba_mpi.simulation import Start
 
+TIME = "%Y-%m-%dT%H:%M:%S%z"
 _FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # there for every method
 
 
@@ -59,24 +62,36 @@ class RunLog:
         self._file: h5py.File | None = None
 
     def start(self, start: Start) -> None:
-        """Create the log with everything known before round 1."""
+        """Create the log with everything known before round 1, or take up that of the checkpoint."""
+        file = self._file = open_image(start.log) if start.log else self._create(start)
+        if start.log:
+            # another configuration than before only in its number of rounds
+            file.attrs.update(config=start.problem.config.to_json(), status="running")
+            went_on = {
+                "round": start.finished, "ranks": start.environment["ranks"], "hosts": start.environment["hosts"],
+                "started": time.strftime(TIME),
+            }  # fmt: skip
+            file.attrs["resumed"] = json.dumps([*json.loads(file.attrs["resumed"]), went_on])
+        self._shapes = {name: (start.problem.K,) if name.startswith("loss_") else () for name in _FIXED}
+        self._publish(file)
+
+    def _create(self, start: Start) -> h5py.File:
         config = start.problem.config
         name = f"log {id(self)}"  # HDF5 wants one that no other open file has
-        file = self._file = h5py.File(name, "w", driver="core", backing_store=False, libver=("v108", "v108"))
+        file = h5py.File(name, "w", driver="core", backing_store=False, libver=("v108", "v108"))
         file.attrs.update(
             config=config.to_json(), seed=config.seed, method=config.method, label=METHODS[config.method].label,
             dataset=start.store.info.name,
             data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, version=__version__,
             status="running", torch=str(torch.__version__), device=config.device, threads=config.threads,
-            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"), ranks=start.environment["ranks"],
+            started=time.strftime(TIME), ranks=start.environment["ranks"],
             mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
             modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
-            seconds_setup=start.seconds,
+            seconds_setup=start.seconds, resumed="[]",
         )  # fmt: skip
         _write_partition(file.create_group("partition"), start)
         file.create_group("rounds")
-        self._shapes = {name: (start.problem.K,) if name.startswith("loss_") else () for name in _FIXED}
-        self._publish(file)
+        return file
 
     def round(self, result: Round) -> None:
         """Append one row to every dataset of /rounds."""
@@ -85,6 +100,9 @@ class RunLog:
         for name, value in values.items():
             _append(self._file["rounds"], name, result.t - 1, np.asarray(value))
         self._publish(self._file)
+
+    def warn(self, words: str) -> None:
+        """Not for the log."""
 
     def end(self, end: End) -> None:
         """Add what is known at the end, and say that the run is complete."""
@@ -109,7 +127,7 @@ class RunLog:
         file.flush()
         aside = self.path.with_name(f".{LOG_NAME}.part")
         try:
-            aside.write_bytes(file.id.get_file_image())
+            aside.write_bytes(seal(file.id.get_file_image()))
             os.replace(aside, self.path)
         except OSError as error:
             raise RunError(f"cannot write {self.path}: {error.strerror}; the rounds before are safe in it") from error

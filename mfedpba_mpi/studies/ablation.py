@@ -12,10 +12,11 @@ from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.console import console, table
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.launch import claim, launch
+from mfedpba_mpi.launch import Safety, claim, launch
 from mfedpba_mpi.methods.catalog import MFedPBA
 from mfedpba_mpi.options import fields_of
-from mfedpba_mpi.records.run import load_run, status_of
+from mfedpba_mpi.records.run import load_run
+from mfedpba_mpi.resuming import status_of_same
 
 TERMS = fields_of(MFedPBA)["without"].metadata["choices"]
 VARIANTS: dict[str, dict[str, object]] = {
@@ -26,8 +27,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 COLUMNS = ("variant", "last five", "last", "best", "against full")
 
 
-def run_ablation(config: RunConfig, data_dir: Path, out: Path) -> None:
-    """Run every variant that is not finished under `out`, on every rank; rank 0 prints and stores the table."""
+def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -> None:
+    """Run every variant to its end under `out`, on every rank; rank 0 prints and stores the table."""
     if config.method != "mfedpba":
         raise UserError(f"ablate: the parts left out are mfedpba's, but the method is {config.method}")
     if config.params.without or config.params.equal_average:
@@ -36,11 +37,9 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path) -> None:
     for number, (name, changes) in enumerate(VARIANTS.items(), 1):
         click.echo(f"== {name} ({number} of {len(VARIANTS)})")
         variant = dataclasses.replace(config, params=dataclasses.replace(config.params, **changes))
-        if status_of(runs[name]) != "complete":
+        if status_of_same(runs[name], variant) != "complete":
             claim(runs[name], overwrite=True)
-            launch(variant, data_dir, runs[name], brief=True)
-        elif load_run(runs[name]).attributes["config"] != variant.as_dict():
-            raise UserError(f"out: {runs[name]} holds a run with other settings; choose another --out")
+            launch(variant, data_dir, runs[name], safety, resume=True, brief=True)
     if announced()[0] == 0:
         report(runs, out)
 

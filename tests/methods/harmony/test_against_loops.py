@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.simulation import Federation
+from mfedpba_mpi.federation import Federation
 from tests.methods.harmony.loops import OWNED, Loops, head, linear_extractors, run_loops, same, some_clients
 
 
@@ -35,7 +35,7 @@ def test_the_method_against_loops(by_hand, fusion, options, participation):
     comm = Comm()
     comm.place([1.0] * len(clients))
     federation = Federation(method.problem.config, comm, method, dict(enumerate(clients)), server)
-    results = [federation.round(t).values for t in range(1, T + 1)]
+    results = [federation.round(t)[0].values for t in range(1, T + 1)]
     scores = run_loops(loops, federation.participants, T, T1, fusion, lr, epochs, G, options)
     assert [result["correct"].tolist() for result in results] == scores
     for k, (client, reference) in enumerate(zip(clients, loops, strict=True)):

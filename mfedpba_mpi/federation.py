@@ -1,0 +1,351 @@
+"""One rank's part of the federation: its clients, the server if it is here, a round of them, and their state.
+
+A round is given up as a whole or not at all. A rank that is told to stop in the middle, or that fails, declares the
+round void and goes on with its messages, but without computing; at its end all ranks are where they were before, in
+step, with the state of the last finished round at hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.errors import RunError, UserError
+from mfedpba_mpi.methods.base import Client, Method, Server
+from mfedpba_mpi.records.checkpoint import Kept, Saved
+from mfedpba_mpi.rng import generator
+from mfedpba_mpi.stopping import Interrupted, Stop
+
+T = TypeVar("T")
+
+
+class Verdict(IntFlag):
+    """What the ranks say of a round, and what rank 0 makes of it for all of them."""
+
+    STOP = 1  # somebody was asked to stop
+    VOID = 2  # somebody has given the round up
+    FAILED = 4  # because of an error
+    SAVE = 8  # a checkpoint is due
+
+
+@dataclass
+class Round:
+    """What observers are told after a round: `values` by their name in the log's /rounds."""
+
+    t: int
+    values: dict[str, Any] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """What observers are told at the end."""
+
+    sha256: Sequence[str]  # of each client's final state
+    server_sha256: str
+    prototypes: Mapping[int, Mapping[str, Tensor]]  # each client's final E (|M_k|, C, d) and I (C, C)
+    news: Message  # the newest of everything the server has sent to all
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Note on any exception that passes where it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
+
+
+def sha256(tensors: Mapping[str, Tensor]) -> bytes:
+    """The digest of named tensors: names, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        array = tensor.detach().cpu().contiguous().numpy()
+        digest.update(f"{name}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+class Federation:
+    """The clients of this rank, the server if it is here, and what they were last told.
+
+    `news` is the newest of everything the server has sent to all, by name; `inbox` what each client has received of it.
+    `finished` is the last finished round.
+    """
+
+    def __init__(
+        self, config: RunConfig, comm: Comm, method: Method, clients: Mapping[int, Client], server: Server | None,
+        stop: Stop | None = None, saved: Saved | None = None,
+    ):  # fmt: skip
+        self.config, self.comm, self.method, self.clients, self.server = config, comm, method, clients, server
+        self.stop = stop or Stop()
+        self.inbox: dict[int, Message] = {k: {} for k in clients}
+        self.news: Message = {}
+        self.finished = 0
+        self.failure: Exception | None = None
+        self.began = time.perf_counter()
+        if saved:
+            self._restore(saved)
+        else:
+            self._begin()
+        self.kept: Kept | None = None
+
+    def _begin(self) -> None:
+        """The server's first message, if there is one, before round 1."""
+        if self.method.reply(0, 0, 0).size:
+            first = self.server.first_message() if self.server else None
+            self.news = self.comm.broadcast(first, self.method.reply(0, 0, 0))
+            self._deliver(self.clients)
+        for k, client in self.clients.items():
+            client.begin(self.inbox[k])
+
+    def _restore(self, saved: Saved) -> None:
+        """Go on from a checkpoint."""
+        device = self.comm.device
+        state, self.news = ({n: x.to(device) for n, x in part.items()} for part in saved.server())
+        if self.server:
+            self.server.load_state(state)
+        for k, client in self.clients.items():
+            model, inbox, heard = saved.client(k)
+            client.model.load_state_dict(model)
+            known = {name: self.news[name] for name in heard}
+            self.inbox[k] = known | {name: value.to(device) for name, value in inbox.items()}
+        self.finished = saved.round
+
+    def keep(self) -> None:
+        """Copy the state aside, as that of the last finished round."""
+        self.kept = self.kept or Kept()
+        models = {k: client.model.state_dict() for k, client in self.clients.items()}
+        self.kept.take(self.finished, models, self.inbox, self.news, self.server.state() if self.server else {})
+
+    def _deliver(self, clients: Iterable[int]) -> None:
+        """Let these clients have the news, those of them that are of this rank."""
+        for k in clients:
+            if k in self.inbox:
+                self.inbox[k] = {**self.inbox[k], **self.news}
+
+    def participants(self, t: int) -> list[int]:
+        """The clients drawn for round `t`, ascending."""
+        K = self.method.problem.K
+        drawn = max(1, round(self.config.participation * K))
+        if drawn == K:
+            return list(range(K))
+        return sorted(generator(self.config.seed, "participants", t).choice(K, drawn, replace=False).tolist())
+
+    def round(self, t: int) -> tuple[Round, Verdict]:
+        """One round, all phases, evaluation and metrics; result and verdict are complete on rank 0."""
+        clock = Clock()
+        active = self.participants(t)
+        evaluating = t % self.config.eval_every == 0 or t == self.config.rounds
+        scores: dict[int, list[int]] = {}
+        self.comm.void = False
+        self._deliver(active)
+        K = self.method.problem.K
+        sent = {name: np.zeros(K, np.int64) for name in ("bytes_up", "bytes_down", "wire_up", "wire_down")}
+        for phase in range(self.method.phases):
+            up = {k: self.method.upload(t, phase, k) for k in active}
+            down = {k: self.method.reply(t, phase, k) for k in active}
+            self.comm.where = f"round {t}, training"
+            uploads = self._compute(lambda: self._update(t, phase, active, clock))  # noqa: B023
+            if uploads is None:
+                uploads = {k: up[k].blank() for k in active if k in self.clients}
+            received = self.comm.gather(uploads, up) if _any(up) else {}
+            if evaluating and phase == self.method.phases - 1 and not self.method.predicts_from_reply:
+                scores = self._evaluate(t, clock)  # while the server, if it is elsewhere, works
+            self.comm.where = f"round {t}, the server's step"
+            self._reply(t, phase, received, down, clock)
+            for k in active:
+                sent["bytes_up"][k] += up[k].payload_bytes
+                sent["bytes_down"][k] += down[k].payload_bytes
+                sent["wire_up"][k] += up[k].wire_bytes
+                sent["wire_down"][k] += down[k].wire_bytes
+        if evaluating and self.method.predicts_from_reply:
+            scores = self._evaluate(t, clock)
+        values, verdict = self._gather_metrics(active, scores, clock)
+        if self.comm.is_server:
+            values |= sent | self._times(clock, values.pop("ranks"))
+            values["participants"] = np.isin(np.arange(K), active)
+            values["wire_up"] += 8 * self._width  # the metrics
+            values |= self.server.record if self.server else {}
+        warnings = tuple(self.server.warnings) if self.server else ()
+        if self.server:
+            self.server.warnings.clear()
+        return Round(t, values, warnings), verdict
+
+    def _compute(self, work: Callable[[], T]) -> T | None:
+        """The result of `work`, or None, and the round is void: it was already, or stops here, or has failed."""
+        if self.comm.void:
+            return None
+        try:
+            with self.stop.interruptible():
+                return work()
+        except Interrupted:
+            pass
+        except Exception as error:
+            if not isinstance(error, RunError | UserError):
+                traceback.print_exc()
+            self.failure = error
+            self.comm.fail_soon(error)
+        self.comm.void = True
+        return None
+
+    def _update(self, t: int, phase: int, active: Sequence[int], clock: Clock) -> dict[int, Message]:
+        with clock("train"), located(f"round {t}"):
+            uploads = {}
+            for k in active:
+                if k in self.clients:
+                    with clock.client(k), located(f"client {k}"):
+                        uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
+            return uploads
+
+    def _evaluate(self, t: int, clock: Clock) -> dict[int, list[int]]:
+        def work() -> dict[int, list[int]]:
+            scores = {}
+            with clock("eval"), located(f"round {t}"):
+                for k, client in self.clients.items():
+                    with clock.client(k), located(f"client {k}"):
+                        scores[k] = client.evaluate(t, self.inbox[k])
+            return scores
+
+        self.comm.where = f"round {t}, evaluation"
+        return self._compute(work) or {}
+
+    def _reply(
+        self, t: int, phase: int, received: Mapping[int, Message], down: Mapping[int, Layout], clock: Clock
+    ) -> None:
+        """The server's step, and its reply to everyone or to each participant."""
+        differ, reply = self.method.replies_differ(t, phase), None
+        if self.server:
+            server = self.server
+            with clock("server"):
+                reply = self._compute(lambda: _step(server, t, phase, received))
+        if not _any(down):
+            return
+        if self.comm.is_server and reply is None:
+            reply = {k: layout.blank() for k, layout in down.items()} if differ else next(iter(down.values())).blank()
+        if differ:
+            for k, own in self.comm.scatter(reply or {}, down).items():
+                self.inbox[k] = {**self.inbox[k], **own}
+        else:
+            self.news = {**self.news, **self.comm.broadcast(reply, next(iter(down.values())))}
+            self._deliver(down)
+
+    @property
+    def _width(self) -> int:
+        """Numbers a client reports each round: its losses, items tested, correct ones by each predictor."""
+        return len(self.method.client_terms) + 1 + len(self.method.predictors)
+
+    def _gather_metrics(
+        self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock
+    ) -> tuple[dict[str, Any], Verdict]:
+        """Losses, scores and times of all clients, and the ranks' times and verdicts, on rank 0: one small gather."""
+        terms, predictors, took_part = self.method.client_terms, self.method.predictors, set(active)
+        verdict = Verdict.STOP * bool(self.stop.asked) | Verdict.VOID * self.comm.void
+        verdict |= Verdict.FAILED * bool(self.failure)
+        rows = np.full((len(self.clients) + 1, self._width + 1), np.nan)
+        for row, (k, client) in zip(rows, self.clients.items(), strict=False):
+            if k in took_part and not verdict & Verdict.VOID:
+                row[: len(terms)] = [client.losses[term] for term in terms]
+            row[len(terms) : -1] = scores.get(k, -1)
+            row[-1] = clock.clients[k]
+        rows[-1, :3] = clock.seconds["train"], clock.seconds["eval"], verdict
+        gathered = self.comm.gather_rows(rows)
+        if not gathered:
+            return {}, Verdict(verdict)
+        for part in gathered:
+            verdict |= int(part[-1, 2])
+        order = np.argsort([k for clients in self.comm.ranks for k in clients])
+        table = np.concatenate([part[:-1] for part in gathered])[order]
+        tested, *correct = table[:, len(terms) : -1].T.astype(np.int64)
+        accuracy = [np.where(tested > 0, hits / np.maximum(tested, 1), np.nan) for hits in correct]
+        values = {f"loss_{term}": table[:, i] for i, term in enumerate(terms)}
+        if len(predictors) > 1:
+            values |= {f"accuracy_{name}": part for name, part in zip(predictors, accuracy, strict=True)}
+        return values | {
+            "accuracy": accuracy[0],
+            "correct": correct[0],
+            "tested": tested,
+            "seconds_client": table[:, -1],
+            "ranks": np.stack([part[-1, :2] for part in gathered]),
+        }, Verdict(verdict)
+
+    def _times(self, clock: Clock, ranks: np.ndarray) -> dict[str, float]:
+        """Where the time since the last round went.
+
+        Training and evaluation are those of the slowest rank; communication is what remains beside them and the server,
+        so it counts from the arrival of the last rank and includes packing and logging.
+        """
+        now = time.perf_counter()
+        total, self.began = now - self.began, now
+        train, evaluation = ranks.max(axis=0)
+        server = clock.seconds["server"]
+        overlaps = self.comm.size > 1 and not self.method.predicts_from_reply
+        exposed = max(0.0, evaluation - server) if overlaps else evaluation
+        return {
+            "seconds_train": train,
+            "seconds_server": server,
+            "seconds_eval": evaluation,
+            "seconds_comm": max(0.0, total - train - server - exposed),
+            "seconds_total": total,
+        }
+
+    def end(self) -> End:
+        """Final digests and prototypes, gathered like any upload."""
+        problem = self.method.problem
+        layouts = {
+            k: Layout({"E": (len(spec.modalities), problem.C, problem.d), "I": (problem.C, problem.C), "sha256": (32,)})
+            for k, spec in enumerate(problem.clients)
+        }
+        messages = {
+            k: client.prototypes() | {"sha256": torch.tensor(list(sha256(client.model.state_dict())))}
+            for k, client in self.clients.items()
+        }
+        found = self.comm.gather(messages, layouts)
+        digests = [bytes(message.pop("sha256").to(torch.uint8).tolist()).hex() for message in found.values()]
+        server = sha256(self.server.state()).hex() if self.server else ""
+        return End(digests, server, found, self.news)
+
+
+class Clock:
+    """Adds up seconds by name, and by client those of the CPU, which others on the same core do not lengthen."""
+
+    def __init__(self) -> None:
+        self.seconds = {"train": 0.0, "eval": 0.0, "server": 0.0}
+        self.clients: dict[int, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - began
+
+    @contextmanager
+    def client(self, k: int) -> Iterator[None]:
+        """Adds what follows to client k's."""
+        began = time.process_time()
+        yield
+        self.clients[k] += time.process_time() - began
+
+
+def _step(server: Server, t: int, phase: int, received: Mapping[int, Message]) -> Any:
+    with located(f"round {t}"), located("server"):
+        return server.step(t, phase, received)
+
+
+def _any(layouts: Mapping[int, Layout]) -> bool:
+    return any(layout.size for layout in layouts.values())

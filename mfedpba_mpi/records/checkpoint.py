@@ -1,0 +1,333 @@
+"""Checkpoints: the state of all ranks after a round, on disk as a whole or not at all.
+
+::
+
+    OUT/checkpoints/round-00000012/
+        manifest.json          round, configuration, fingerprint of the data, and size and SHA-256 of every file
+        rank-3.safetensors     client/<k>/model/<name>, client/<k>/inbox/<name> of the rank's clients
+        server.safetensors     server/<name>, news/<name>: the server's state, what it last sent to all
+        log.h5                 the run's log so far
+
+Every rank writes its own file into a directory that nobody looks at, to the disk; rank 0 adds the manifest and renames
+the directory: that is the moment at which the checkpoint exists. The last two are kept, so that a damaged one has a
+predecessor. Random streams are keyed by the round (see `rng`), so there is no generator to save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.numpy import save
+from torch import Tensor
+
+from mfedpba_mpi import __version__
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.wire import Message
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.errors import Ended, UserError
+from mfedpba_mpi.records.run import LOG_NAME
+
+FORMAT, VERSION = "mfedpba-checkpoint", 1
+GENERATIONS = 2
+LONGEST, SHORTEST, SHARE = 300.0, 30.0, 0.02  # seconds between checkpoints by default, and their share of the time
+SERVER, LOG, MANIFEST = "server.safetensors", "log.h5", "manifest.json"
+_NAME = re.compile(r"(server|rank-\d+)\.safetensors|log\.h5")
+
+
+class Kept:
+    """A copy of a rank's state after its last finished round: clients' networks, messages, and the server's state."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.models: dict[int, dict[str, Tensor]] = {}
+        self.inbox: dict[int, Message] = {}
+        self.news: Message = {}
+        self.server: dict[str, Tensor] = {}
+
+    def take(
+        self, t: int, models: Mapping[int, Message], inbox: Mapping[int, Message], news: Message, server: Message
+    ) -> None:
+        """Make this the state after round `t`. Messages never change once they are there, so they are not copied."""
+        self.round, self.inbox, self.news = t, dict(inbox), news
+        for k, model in models.items():
+            self.models[k] = _copied(model, self.models.get(k, {}))
+        self.server = _copied(server, self.server)
+
+
+def _copied(living: Message, copies: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of `living`, in the memory of an earlier one where that fits."""
+    if any(name not in copies or copies[name].shape != x.shape for name, x in living.items()):
+        return {name: x.detach().clone() for name, x in living.items()}
+    for name, x in living.items():
+        copies[name].copy_(x.detach())
+    return copies
+
+
+class Checkpoints:
+    """The checkpoints of a run's directory, on every rank.
+
+    Parameters
+    ----------
+    directory : the run's.
+    every : write one every so many rounds (0: by time alone).
+    minutes : at the latest so long after the last one (None: five, and sooner where they are cheap).
+    """
+
+    def __init__(self, directory: Path, every: int = 0, minutes: float | None = None):
+        self.run, self.path = directory, directory / "checkpoints"
+        self.every, self.minutes = every, minutes
+        self.newest_round = 0
+        self._cost, self._last = 0.0, time.monotonic()
+
+    def due(self, t: int) -> bool:
+        """Whether one is to be written after round `t`."""
+        if self.every and t % self.every == 0:
+            return True
+        if self.minutes is None and self.every:
+            return False
+        pause = min(LONGEST, max(SHORTEST, self._cost / SHARE)) if self.minutes is None else 60 * self.minutes
+        return time.monotonic() - self._last >= pause
+
+    def write(self, comm: Comm, state: Kept, config: RunConfig, fingerprint: str) -> None:
+        """Make `state` the newest checkpoint; on every rank, and all of them end where one cannot write."""
+        if state.round == self.newest_round:
+            return
+        began = time.monotonic()
+        part, place = self.path / f".{_name(state.round)}.part", self.path / _name(state.round)
+        written = comm.collect(_attempt(lambda: self._write_part(part, comm, state)))
+        trouble = ""
+        if comm.is_server:
+            reports = [json.loads(report) for report in written]
+            trouble = next((report["error"] for report in reports if "error" in report), "")
+            if not trouble:
+                files = {name: about for report in reports for name, about in report.items()}
+                body = {
+                    "format": FORMAT, "version": VERSION, "round": state.round, "config": config.as_dict(),
+                    "data_fingerprint": fingerprint, "program": __version__, "torch": str(torch.__version__),
+                    "files": files,
+                }  # fmt: skip
+                trouble = json.loads(_attempt(lambda: self._publish(part, place, body))).get("error", "")
+        trouble = comm.share(trouble)
+        if trouble:
+            with suppress(OSError):
+                shutil.rmtree(part)
+            safe = f"that of round {self.newest_round} is safe" if self.newest_round else "there is none before it"
+            raise Ended("failed", f"cannot write the checkpoint of round {state.round}: {trouble}; {safe}", 1)
+        self.newest_round = state.round
+        self._last = time.monotonic()
+        self._cost = self._last - began
+
+    def _write_part(self, part: Path, comm: Comm, state: Kept) -> dict[str, Any]:
+        """Write this rank's files, to the disk; their sizes and digests."""
+        part.mkdir(parents=True, exist_ok=True)
+        made = {}
+        if state.models:
+            path = part / f"rank-{comm.rank}.safetensors"
+            heard = {k: _heard(inbox, state.news) for k, inbox in state.inbox.items()}
+            tensors = {f"client/{k}/model/{n}": x for k, model in state.models.items() for n, x in model.items()}
+            for k, inbox in state.inbox.items():
+                tensors |= {f"client/{k}/inbox/{n}": x for n, x in inbox.items() if n not in heard[k]}
+            made[path.name] = {**_save(path, tensors, {"heard": json.dumps(heard)}), "clients": list(state.models)}
+        if comm.is_server:
+            path = part / SERVER
+            tensors = {f"server/{n}": x for n, x in state.server.items()}
+            tensors |= {f"news/{n}": x for n, x in state.news.items()}
+            made[path.name] = _save(path, tensors, {})
+            if (self.run / LOG_NAME).exists():
+                log = part / LOG
+                log.unlink(missing_ok=True)
+                try:
+                    os.link(self.run / LOG_NAME, log)  # the log is replaced, never changed
+                except OSError:
+                    shutil.copyfile(self.run / LOG_NAME, log)
+                made[log.name] = _describe(log)
+        return made
+
+    def _publish(self, part: Path, place: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the written files a checkpoint, in one step; forget the third last."""
+        text = json.dumps(body)
+        manifest = part / MANIFEST
+        manifest.write_text(json.dumps({"sha256": _digest(text.encode()), "body": text}))
+        _to_disk(manifest)
+        _to_disk(part)
+        if place.exists():  # a damaged one, made again after resuming from its predecessor
+            shutil.rmtree(place)
+        os.rename(part, place)
+        _to_disk(self.path)
+        for old in self._places()[GENERATIONS:]:
+            shutil.rmtree(old, ignore_errors=True)
+        return {}
+
+    def _places(self) -> list[Path]:
+        """The directories of all checkpoints, the newest first."""
+        found = [path for path in self.path.glob("round-*") if re.fullmatch(r"round-\d{8}", path.name)]
+        return sorted(found, reverse=True)
+
+    def clear(self) -> None:
+        """Forget all checkpoints; on rank 0."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    def manifests(self) -> Iterator[Saved]:
+        """All checkpoints with a sound manifest, the newest first; their files are not looked at."""
+        for place in self._places():
+            with suppress(UserError):
+                yield Saved(place)
+
+    def newest(self, comm: Comm, warn: Callable[[str], None]) -> Saved | None:
+        """The newest sound checkpoint, checked by rank 0, on every rank; None where there is none."""
+        found = ""
+        if comm.is_server:
+            for stale in self.path.glob(".round-*.part"):
+                shutil.rmtree(stale, ignore_errors=True)
+            places = self._places()
+            for place in places:
+                try:
+                    Saved(place).check()
+                    found = str(place)
+                    break
+                except UserError as error:
+                    warn(str(error))
+            if places and not found:
+                raise UserError(f"no checkpoint in {self.path} is sound; start over with `run --overwrite`")
+        found = comm.share(found)
+        if not found:
+            return None
+        saved = Saved(Path(found))
+        self.newest_round = saved.round
+        return saved
+
+
+class Saved:
+    """A checkpoint on disk. The manifest is read, and checked, at once; `check` looks at all the rest."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with _damage_named(path / MANIFEST):
+            outer = json.loads((path / MANIFEST).read_bytes())
+            if _digest(outer["body"].encode()) != outer["sha256"]:
+                raise ValueError("its checksum is wrong")
+            body = json.loads(outer["body"])
+            if body["format"] != FORMAT or body["version"] != VERSION:
+                raise ValueError(f"version {body['version']} of its format, this program reads {VERSION}")
+            self.round, self.fingerprint = int(body["round"]), str(body["data_fingerprint"])
+            self.config: dict[str, Any] = body["config"]
+            self.torch, self.files = str(body["torch"]), dict(body["files"])
+            if not all(_NAME.fullmatch(name) for name in self.files):
+                raise ValueError("it names files that are none of a checkpoint's")
+
+    def check(self) -> None:
+        """Compare every file with its digest."""
+        for name, about in self.files.items():
+            with _damage_named(self.path / name):
+                found = _describe(self.path / name)
+                if any(found[key] != about[key] for key in found):
+                    raise ValueError("its checksum is wrong")
+
+    @property
+    def log(self) -> Path | None:
+        """The run's log up to this round."""
+        return self.path / LOG if LOG in self.files else None
+
+    def server(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The server's state, and what it last sent to all."""
+        parts: dict[str, dict[str, Tensor]] = {"server": {}, "news": {}}
+        with _damage_named(self.path / SERVER), safetensors.safe_open(self.path / SERVER, "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                kind, _, name = key.partition("/")
+                parts[kind][name] = file.get_tensor(key).clone()
+        return parts["server"], parts["news"]
+
+    def client(self, k: int) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+        """The network of client k, what it was sent, and the names of what it was sent last of all."""
+        name = self._home[k]
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "inbox": {}}
+        with _damage_named(self.path / name):
+            file, keys, heard = self._opened(name)
+            for key in keys[k]:
+                _, _, kind, tensor = key.split("/", 3)
+                parts[kind][tensor] = file.get_tensor(key).clone()
+            return parts["model"], parts["inbox"], heard[str(k)]
+
+    @cached_property
+    def _home(self) -> dict[int, str]:
+        """The file of each client."""
+        return {int(k): name for name, about in self.files.items() for k in about.get("clients", ())}
+
+    def _opened(self, name: str) -> tuple[Any, dict[int, list[str]], dict[str, list[str]]]:
+        """(file, names of the tensors by client, what each has heard) of a rank's file; the last one stays open."""
+        if getattr(self, "_open", ("",))[0] != name:
+            file = safetensors.safe_open(self.path / name, "pt").__enter__()
+            keys: dict[int, list[str]] = {}
+            for key in file.keys():  # noqa: SIM118
+                keys.setdefault(int(key.split("/")[1]), []).append(key)
+            self._open = name, file, keys, json.loads(file.metadata()["heard"])
+        return self._open[1:]
+
+
+class _damage_named:
+    """Turns what goes wrong with reading a file into a UserError that names it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        wrong = (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError, RecursionError)
+        if isinstance(error, wrong):
+            raise UserError(f"{self.path} is damaged: {error}; the checkpoint before it is used") from None
+
+
+def _heard(inbox: Mapping[str, Tensor], news: Mapping[str, Tensor]) -> list[str]:
+    """What a client was sent together with everybody else, last of all."""
+    return [name for name, value in inbox.items() if news.get(name) is value]
+
+
+def _name(t: int) -> str:
+    return f"round-{t:08d}"
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
+    arrays = {name: x.detach().contiguous().cpu().numpy() for name, x in tensors.items()}
+    path.write_bytes(save(arrays, metadata | {"format": FORMAT}))  # without any metadata an empty file cannot be read
+    return _describe(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file that is on the disk when this returns."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _attempt(work: Callable[[], dict[str, Any]]) -> str:
+    """The result of `work` as JSON, or of what went wrong."""
+    try:
+        return json.dumps(work())
+    except OSError as error:
+        return json.dumps({"error": error.strerror or str(error)})

@@ -1,0 +1,58 @@
+"""Going on with a run: as it was begun, or longer, but never with other settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.records.run import LOG_NAME, load_run
+
+
+def stored_config(directory: Path) -> tuple[RunConfig, str]:
+    """Configuration and status of the run in a directory, from its log or, where that is damaged, a checkpoint."""
+    try:
+        run = load_run(directory)
+        return RunConfig.from_json(json.dumps(run.attributes["config"])), run.status
+    except UserError as error:
+        from mfedpba_mpi.records.checkpoint import Checkpoints
+
+        for saved in Checkpoints(directory).manifests():
+            return RunConfig.from_json(json.dumps(saved.config)), "damaged"
+        raise error
+
+
+def status_of_same(directory: Path, config: RunConfig) -> str | None:
+    """The status of the run in a directory, None where there is none; one with other settings is refused."""
+    if not (directory / LOG_NAME).exists():
+        return None
+    there, status = stored_config(directory)
+    old, new = _flat(there.as_dict()), _flat(config.as_dict())
+    names = [name for name in old | new if old.get(name) != new.get(name)]
+    if names:
+        differences = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in names)
+        raise UserError(
+            f"out: the run in {directory} was begun with other settings: {differences}; use these, or another --out"
+        )
+    return status
+
+
+def _flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested tables as one, names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
+    return flat
+
+
+def extended(config: RunConfig, rounds: int) -> RunConfig:
+    """The same run with more rounds."""
+    if rounds < config.rounds:
+        raise UserError(f"rounds: the run has {config.rounds} rounds, a resumed one cannot have fewer ({rounds})")
+    if rounds == config.rounds:
+        return config
+    return dataclasses.replace(config, rounds=rounds, params=config.params.settled(config.rounds))

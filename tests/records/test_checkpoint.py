@@ -1,0 +1,255 @@
+"""Checkpoints: a run that goes on from one has the bits of a run that never stopped; damage is found, and survived."""
+
+import errno
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.errors import Ended, UserError
+from mfedpba_mpi.methods.base import Client
+from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import simulate
+from mfedpba_mpi.stopping import SIGNALS, Stop
+
+
+@pytest.fixture
+def stop():
+    """One that listens to this process's signals for the length of a test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop = Stop()
+    stop.listen()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def interrupted(tiny, tmp_path, monkeypatch):
+    """A function that starts a run and sends it a signal while a client trains; returns its directory."""
+
+    def start(config, stop, t, k=1):
+        directory = tmp_path / f"broken{len(list(tmp_path.glob('broken*')))}"
+        directory.mkdir()
+        epoch = Client.epoch
+
+        def signalled(self, now, number):
+            if (now, self.k) == (t, k):
+                signal.raise_signal(signal.SIGUSR1)
+            return epoch(self, now, number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "epoch", signalled)
+            with pytest.raises(Ended, match=f"stopped by SIGUSR1 after round {t - 1}") as end:
+                simulate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory), stop)
+        assert (end.value.status, end.value.exit_code) == ("interrupted", 75)
+        return directory
+
+    return start
+
+
+def go_on(config, data, directory):
+    simulate(config, data, Comm(), [RunLog(directory)], Checkpoints(directory))
+    return load_run(directory)
+
+
+def assert_same(run, other):
+    assert run.rounds.keys() == other.rounds.keys()
+    for name, values in run.rounds.items():
+        if not name.startswith("seconds_"):
+            np.testing.assert_array_equal(other.rounds[name], values, err_msg=name)
+    assert run.final.keys() == other.final.keys()
+    for name, value in run.final.items():
+        np.testing.assert_array_equal(other.final[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupted_run_goes_on_bit_for_bit(tiny, finished, interrupted, stop, tmp_path, method):
+    settings = {"method": method, "clients": 5, "participation": 0.6, "rounds": 6, "alpha": 1.0}
+    config = tiny(**settings)
+    directory = interrupted(config, stop, 4, k=int(np.flatnonzero(participants(finished, settings, 4))[-1]))
+    assert len(load_run(directory).rounds["accuracy"]) == 3
+    assert_same(finished(**settings), go_on(config, tmp_path, directory))
+
+
+def participants(finished, settings, t):
+    """Who takes part in round `t`, a row of bools; it does not depend on the method."""
+    return finished(**{**settings, "method": "local"}).rounds["participants"][t - 1]
+
+
+@pytest.mark.parametrize("fusion", ["separate", "concat"])
+def test_the_other_fusions_too(tiny, finished, interrupted, stop, tmp_path, fusion):
+    directory = interrupted(tiny(fusion=fusion), stop, 2)
+    assert_same(finished(fusion=fusion), go_on(tiny(fusion=fusion), tmp_path, directory))
+
+
+def test_a_run_stopped_in_its_first_round_starts_over(tiny, finished, interrupted, stop, tmp_path):
+    directory = interrupted(tiny(), stop, 1)
+    assert not (directory / "checkpoints").exists()
+    assert_same(finished(), go_on(tiny(), tmp_path, directory))
+
+
+def test_a_second_sigint_ends_at_once(stop):
+    signal.raise_signal(signal.SIGINT)
+    assert stop.asked == "SIGINT"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_while_nothing_may_be_left_waits_for_the_next_chance(stop):
+    from mfedpba_mpi.stopping import Interrupted
+
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Interrupted), stop.interruptible():
+        pytest.fail("nothing is begun any more")
+
+
+@pytest.fixture
+def saved(tiny, tmp_path):
+    """A run of three rounds with a checkpoint after each: (its configuration, its directory)."""
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+    return tiny(), directory
+
+
+def test_two_generations_are_kept_and_each_carries_the_log_of_its_rounds(saved):
+    places = sorted((saved[1] / "checkpoints").iterdir())
+    assert [path.name for path in places] == ["round-00000002", "round-00000003"]
+    for path, rounds in zip(places, (2, 3), strict=True):
+        log = load_run(path / "log.h5")
+        assert (log.status, len(log.rounds["accuracy"])) == ("running", rounds)
+
+
+def test_a_finished_run_can_be_extended(saved, tiny, finished, tmp_path):
+    from mfedpba_mpi.resuming import extended
+
+    assert_same(finished(rounds=5), go_on(extended(saved[0], 5), tmp_path, saved[1]))
+
+
+def test_extending_harmony_keeps_its_stages(tiny, finished, tmp_path):
+    from mfedpba_mpi.resuming import extended
+
+    config = tiny(method="harmony", rounds=3)
+    run = tmp_path / "harmony"
+    run.mkdir()
+    simulate(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    longer = extended(config, 6)
+    assert longer.params.stage1_rounds == 2
+    assert_same(finished(method="harmony", rounds=6, harmony={"stage1_rounds": 2}), go_on(longer, tmp_path, run))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank-0.safetensors", "server.safetensors", "log.h5"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(saved, finished, tmp_path, name, harm):
+    config, directory = saved
+    path = directory / "checkpoints" / "round-00000003" / name
+    data = bytearray(path.read_bytes())
+    path.unlink()  # the log may be the same file as the run's own
+    if harm != "remove":
+        data[len(data) // 3] ^= 4
+        path.write_bytes(data if harm == "flip" else data[: len(data) // 2])
+    warnings = []
+    found = Checkpoints(directory).newest(Comm(), warnings.append)
+    assert found.round == 2
+    assert len(warnings) == 1
+    assert f"{name} is damaged" in warnings[0]
+    assert_same(finished(), go_on(config, tmp_path, directory))
+
+
+def test_where_no_checkpoint_is_sound_the_user_is_told(saved):
+    for path in saved[1].glob("checkpoints/*/manifest.json"):
+        path.write_text("{}")
+    with pytest.raises(UserError, match=r"no checkpoint in .* is sound; start over with `run --overwrite`"):
+        Checkpoints(saved[1]).newest(Comm(), lambda words: None)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(saved):
+    import hashlib
+
+    path = saved[1] / "checkpoints" / "round-00000003" / "manifest.json"
+    body = json.loads(json.loads(path.read_text())["body"])
+    body["files"] = {"../../run.h5": {"bytes": 1, "sha256": ""}}
+    text = json.dumps(body)
+    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}))
+    with pytest.raises(UserError, match="names files that are none of a checkpoint's"):
+        Saved(path.parent)
+
+
+def test_what_a_killed_write_left_behind_is_no_checkpoint(saved):
+    directory = saved[1]
+    shutil.copytree(directory / "checkpoints/round-00000003", directory / "checkpoints/.round-00000009.part")
+    assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 3
+    assert not list(directory.glob("checkpoints/.*"))
+
+
+def test_other_data_are_refused(saved, tiny, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(UserError, match=r"is not the data that the run was begun with .* --data-dir"):
+        simulate(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
+
+
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished, tmp_path, monkeypatch):
+    directory = tmp_path / "full"
+    directory.mkdir()
+    write = Path.write_bytes
+
+    def full(self, data):
+        if self.suffix == ".safetensors" and "00000002" in str(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is safe"):
+            simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+    assert [path.name for path in (directory / "checkpoints").iterdir()] == ["round-00000001"]
+    assert len(load_run(directory).rounds["accuracy"]) == 2
+    assert_same(finished(), go_on(tiny(), tmp_path, directory))
+
+
+def test_a_failing_round_leaves_a_checkpoint_of_the_last_good_one(tiny, finished, tmp_path, monkeypatch):
+    directory = tmp_path / "failing"
+    directory.mkdir()
+    prototypes = Client.prototypes
+
+    def spoilt(self):
+        found = prototypes(self)
+        return {name: x / 0 for name, x in found.items()} if (self.k, next(counted)) == (2, 8) else found
+
+    counted = iter(range(100))  # three clients a round: client 2 in round 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "prototypes", spoilt)
+        with pytest.raises(Ended, match="client 2, round 3: prototypes E are not finite") as end:
+            simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+    assert (end.value.status, end.value.exit_code) == ("failed", 1)
+    assert len(load_run(directory).rounds["accuracy"]) == 2
+    assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 2
+    assert_same(finished(), go_on(tiny(), tmp_path, directory))
+
+
+def test_checkpoints_are_due_by_rounds_or_by_time(monkeypatch, tmp_path):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    by_rounds, by_time = Checkpoints(tmp_path, every=4), Checkpoints(tmp_path, minutes=2)
+    both, default = Checkpoints(tmp_path, every=4, minutes=2), Checkpoints(tmp_path)
+    assert [by_rounds.due(t) for t in (3, 4, 5)] == [False, True, False]
+    now[0] += 121
+    assert [by_rounds.due(5), by_time.due(5), both.due(5), default.due(5)] == [False, True, True, True]
+    default._cost, default._last = 4.0, now[0]  # 2 % of the time: every 200 s
+    now[0] += 190
+    assert not default.due(9)
+    now[0] += 20
+    assert default.due(9)
+    default._cost = 60.0  # at least every five minutes
+    now[0] += 100
+    assert default.due(9)
