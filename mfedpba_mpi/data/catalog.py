@@ -14,6 +14,8 @@ TYPES = {
     "T": "time series",
 }  # decide which extractor families may be drawn
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a safe name of a dataset, and of its file
+
 
 @dataclass(frozen=True)
 class Modality:
@@ -87,9 +89,14 @@ def base_of(name: str) -> Dataset | None:
     return next((entry for key, entry in CATALOG.items() if re.fullmatch(rf"{re.escape(key)}([_-].*)?", name)), None)
 
 
+def printable(text: str) -> str:
+    """`text` on one line, with a blank for every character that would do something to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def check_name(name: str) -> str:
     """`name` if it is a safe file name (letters, digits, ``-``, ``_``, ``.``), else a UserError."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not NAME.fullmatch(name):
         raise UserError(
             f"'{name}' cannot name a dataset; use letters, digits, '-', '_' and '.', starting with a letter or digit"
         )

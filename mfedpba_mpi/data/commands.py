@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,8 +117,10 @@ def show(store: FeatureStore) -> None:
     if doubtful:
         guess = f"{sizes.max() / info.samples:.1%}"
         console().print(
-            f"[yellow]{', '.join(doubtful)}: no better than guessing the largest class ({guess}). Are the rows and the "
-            "labels in the same order?[/]"
+            f"{', '.join(doubtful)}: no better than guessing the largest class ({guess}). Are the rows and the labels "
+            "in the same order?",
+            style="yellow",
+            markup=False,
         )
     provenance = [("store", str(store.path)), *sorted(store.provenance.items()), ("fingerprint", store.fingerprint)]
     console().print(table(["provenance", ""], provenance))
@@ -206,7 +206,7 @@ def import_(
     NAME is caltech101, reuters, nus-wide, youtube or mfeat, a variant like reuters_1200 or nus-wide-8, or custom.
     data/README.md says where each original is found.
     """
-    from mfedpba_mpi.data.importing import import_dataset
+    from mfedpba_mpi.data.guard import guarded
 
     if name != "custom" and (own_name or types):
         raise UserError(f"--name and --types go with `data import custom` only; {name} has a name and types")
@@ -217,9 +217,14 @@ def import_(
     path = out or data_dir / f"{check_name(name)}.h5"
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already; --overwrite replaces it")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is cleaned away
-    show(import_dataset(name, source, path, views))
-    click.echo(f"wrote {path}; run it with --dataset {path if out else name}")
+
+    def work() -> None:
+        from mfedpba_mpi.data.importing import import_dataset
+
+        show(import_dataset(name, source, path, views))
+        click.echo(f"wrote {path}; run it with --dataset {path if out else name}")
+
+    guarded(work, source, path)
 
 
 def _types(text: str | None) -> list[str]:

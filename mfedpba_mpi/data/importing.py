@@ -12,9 +12,10 @@ import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
 from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, Modality, base_of, check_name
+from mfedpba_mpi.data.guard import limited
 from mfedpba_mpi.data.readers import h5, images, mat, mfeat, nuswide, reuters, tables, youtube
 from mfedpba_mpi.data.readers.source import Reader, Source
-from mfedpba_mpi.data.store import FeatureStore, Values, write_store
+from mfedpba_mpi.data.store import FeatureStore, Values, plain, write_store
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import unknown
 
@@ -48,6 +49,7 @@ NAMES: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".rar", ".7z")
 DIGITS = "0123456789"
+PATIENCE, SLOWEST = 60.0, 1e5  # seconds of CPU time for any source, and bytes that are read in one
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
@@ -81,7 +83,10 @@ def import_dataset(name: str, source: Path, out: Path, types: Sequence[str] | No
     _check_shape(info)
     views = [_stored(found.views[i], modality.sparse) for i, modality in zip(order, modalities, strict=True)]
     provenance["sha256"] = digest(found.files, source)
-    write_store(out, info, labels, views, "real", provenance, class_names)
+    try:
+        write_store(out, info, labels, views, "real", provenance, class_names)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
     shutil.rmtree(scratch, ignore_errors=True)
     return FeatureStore(out)
 
@@ -99,8 +104,10 @@ def _read(source: Path, scratch: Path, base: Dataset | None) -> tuple[Reader, So
     if reader is None:
         known = "; ".join(reader.FORMAT for reader in READERS)
         raise UserError(f"{source} is in no format known here; known are: {known}")
+    size = sum(file.stat().st_size for file in ([source] if source.is_file() else source.rglob("*")) if file.is_file())
     try:
-        found = reader.read(source, scratch)
+        with limited(PATIENCE + size / SLOWEST):
+            found = reader.read(source, scratch)
     except OSError as error:
         raise UserError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     for m, view in enumerate(found.views):
@@ -119,18 +126,23 @@ def _head(path: Path) -> bytes:
 def encode_labels(found: Source, source: Path) -> tuple[np.ndarray, int, Sequence[str] | None]:
     """(labels 0..C-1, C, class names): labels of any base and any gaps, in sorted order; texts name their classes."""
     labels = found.labels
-    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)):
+    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)) and np.abs(labels).max(initial=0) < 2**53:
         labels = labels.astype(np.int64)
     if labels.dtype.kind not in "biuSU":
         raise UserError(f"{source}: the labels are neither whole numbers nor words, but {labels[:3].tolist()} ...")
-    if found.classes:
+    if found.classes and labels.dtype.kind in "iu":
+        if not len(labels) >= found.classes > labels.max():
+            there = f"the largest label is {labels.max()}"
+            raise UserError(
+                f"{source} has {found.classes} classes for {len(labels)} samples, and {there}; labels count from 0"
+            )
         return labels, found.classes, found.class_names
     values, codes = np.unique(labels, return_inverse=True)
     if not 1 < len(values) < len(labels):
         raise UserError(f"{source}: {len(labels)} samples with {len(values)} different labels; are these the labels?")
     names = found.class_names
     if names is None and not any(np.array_equal(values, np.arange(len(values)) + first) for first in (0, 1)):
-        names = [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+        names = [plain(value) for value in values]
     return codes, len(values), names
 
 

@@ -72,8 +72,9 @@ def linear_accuracy(values: Values, labels: np.ndarray, train: np.ndarray, test:
         ridge = 0.03
         X, rest = ((part - mean) / np.where(deviation > 0, deviation, 1) for part in (X, rest))
     else:
+        values = values.astype(np.float64)  # squares of large float32 would overflow
         length = np.sqrt(np.asarray(values.multiply(values).sum(axis=1)).ravel())
-        unit = diags(1 / np.where(length > 0, length, 1)) @ values.astype(np.float64)
+        unit = diags(1 / np.where(length > 0, length, 1)) @ values
         ridge = 1.0
         X, rest = unit[train], unit[test]
     Y = np.eye(labels.max() + 1)[labels[train]]
@@ -81,7 +82,7 @@ def linear_accuracy(values: Values, labels: np.ndarray, train: np.ndarray, test:
     centre = Y.mean(axis=0)
     gram = X.T @ X if d <= n else X @ X.T
     gram = gram if isinstance(gram, np.ndarray) else gram.toarray()
-    gram[np.diag_indices_from(gram)] += ridge * np.trace(gram) / len(gram)
+    gram[np.diag_indices_from(gram)] += ridge * np.trace(gram) / len(gram) or 1  # 1 where all columns are constant
     if d <= n:
         scores = rest @ solve(gram, X.T @ (Y - centre), assume_a="pos")
     else:

@@ -2,13 +2,14 @@
 
 One HDF5 file, client-major; the rows of a client are its training rows, then its test rows::
 
-    /                 attributes: format "mfedpba-shards", version 1, key (what it was made of), classes
+    /                 attributes: format "mfedpba-shards", version 2, key (what it was made of), classes
     /offsets          (K+1,) int64: client k has rows offsets[k] .. offsets[k+1]-1 of labels and rows
     /train            (K,) int64: how many of them are training rows
     /owned            (K, M) bool: M_k
     /labels, /rows    (n,) int64: class, and row number in the store
     /modalities/m     the rows of the clients that own m, one client after the other: dense or CSR as in the store
         offsets       (K+1,) int64 into them; of length zero for a client that does not own m
+        checksums     (K,) uint32: CRC-32 of each client's rows, since a client does not read all of a dataset
 
 A chunk is about half a client (16 kB to 1 MB), so a client touches few chunks and reads little beside its own rows.
 There is nothing per client but rows, so thousands of clients cost nothing extra.
@@ -18,15 +19,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from mfedpba_mpi.data.partition import Partition
-from mfedpba_mpi.data.store import FeatureStore, Values, get_rows, plain, put, put_rows, reading, replacing, text
+from mfedpba_mpi.data.store import (
+    FeatureStore,
+    Values,
+    checksum_rows,
+    get,
+    get_rows,
+    member,
+    plain,
+    put,
+    put_rows,
+    reading,
+    replacing,
+    text,
+)
 from mfedpba_mpi.errors import UserError
 
-FORMAT, VERSION = "mfedpba-shards", 1
+FORMAT, VERSION = "mfedpba-shards", 2
 SMALLEST_CHUNK, LARGEST_CHUNK = 2**14, 2**20
 REMEDY = "delete it, the next run makes it again"
 
@@ -61,8 +77,11 @@ def write_shards(path: Path, store: FeatureStore, partition: Partition, key: str
             put(file, name, array, SMALLEST_CHUNK)
         for m in np.flatnonzero(owned.any(axis=0)).tolist():
             group = file.create_group(f"modalities/{m}")
-            put(group, "offsets", _offsets(sizes * owned[:, m]), SMALLEST_CHUNK)
+            offsets = _offsets(sizes * owned[:, m])
+            put(group, "offsets", offsets, SMALLEST_CHUNK)
             values = store.modality(m)[order[np.repeat(owned[:, m], sizes)]]
+            checksums = [checksum_rows(values[start:stop]) for start, stop in pairwise(offsets.tolist())]
+            put(group, "checksums", np.array(checksums, np.uint32), SMALLEST_CHUNK)
             half = values.data.nbytes // (2 * int(owned[:, m].sum()))
             put_rows(group, values, int(np.clip(half, SMALLEST_CHUNK, LARGEST_CHUNK)))
 
@@ -74,17 +93,30 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
 def read_clients(path: Path, clients: Iterable[int]) -> list[ClientData]:
     """The data of some clients, with one opening of the file; any number of processes may do so at once."""
     with reading(path, FORMAT, VERSION, REMEDY) as file:
-        offsets, train, owned = (file[name][()] for name in ("offsets", "train", "owned"))
-        starts = {m: file[f"modalities/{m}/offsets"][()] for m in np.flatnonzero(owned.any(axis=0)).tolist()}
-        result = []
-        for k in clients:
-            labels = file["labels"][offsets[k] : offsets[k + 1]]
-            values = {
-                m: get_rows(file[f"modalities/{m}"], starts[m][k], starts[m][k + 1]).astype(np.float32, copy=False)
-                for m in np.flatnonzero(owned[k]).tolist()
-            }
-            result.append(ClientData(labels, int(train[k]), values))
-        return result
+        offsets, train, owned = (get(file, name) for name in ("offsets", "train", "owned"))
+        labels = get(file, "labels")
+        parts = {m: _Rows(member(file, f"modalities/{m}")) for m in np.flatnonzero(owned.any(axis=0)).tolist()}
+        return [
+            ClientData(
+                labels[offsets[k] : offsets[k + 1]],
+                int(train[k]),
+                {m: parts[m].of(k) for m in np.flatnonzero(owned[k]).tolist()},
+            )
+            for k in clients
+        ]
+
+
+class _Rows:
+    """The rows of one modality, client by client."""
+
+    def __init__(self, group: h5py.Group) -> None:
+        self._group, self._offsets, self._checksums = group, get(group, "offsets"), get(group, "checksums")
+
+    def of(self, k: int) -> Values:
+        values = get_rows(self._group, self._offsets[k], self._offsets[k + 1])
+        if checksum_rows(values) != self._checksums[k]:
+            raise ValueError(f"client {k} has other values than were written")
+        return values.astype(np.float32, copy=False)
 
 
 def read_client(path: Path, k: int) -> ClientData:
@@ -95,7 +127,7 @@ def read_client(path: Path, k: int) -> ClientData:
 def read_partition(path: Path) -> Partition:
     """The partition that the file was made with."""
     with reading(path, FORMAT, VERSION, REMEDY) as file:
-        offsets, train, owned, rows = (file[name][()] for name in ("offsets", "train", "owned", "rows"))
+        offsets, train, owned, rows = (get(file, name) for name in ("offsets", "train", "owned", "rows"))
     middle = offsets[:-1] + train
     return Partition(
         tuple(tuple(np.flatnonzero(own).tolist()) for own in owned),

@@ -11,8 +11,9 @@
         dense:        values (N, width), float16 or float32
         sparse (CSR): data (nnz,) float32, indices (nnz,) int32, indptr (N+1,) int64
 
-Values are uncompressed and chunked by rows, and every chunk carries the Fletcher32 checksum, so damage is an error and
-never a wrong number. A file is written aside and moved into place, so it is there completely or not at all.
+Values are uncompressed and chunked by rows. Every chunk carries the Fletcher32 checksum and, since that does not see a
+chunk that has become all zeros, every dataset CRC-32 as the attribute crc32; so damage is an error and never a wrong
+number. A file is written aside and moved into place, so it is there completely or not at all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -29,7 +31,7 @@ import h5py
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from mfedpba_mpi.data.catalog import Dataset, Modality, check_name
+from mfedpba_mpi.data.catalog import NAME, Dataset, Modality, check_name, printable
 from mfedpba_mpi.errors import UserError
 
 FORMAT, VERSION = "mfedpba-features", 1
@@ -43,7 +45,7 @@ _NO_LOCK = {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 12, 1) e
 @contextmanager
 def replacing(path: Path, format: str, version: int) -> Iterator[h5py.File]:
     """A new file of a format, moved to `path` only when it is complete and on disk."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")  # see guard for the number
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(aside, "w", libver=("v110", "v110"), **_NO_LOCK) as file:  # v110 checksums the metadata
@@ -73,8 +75,9 @@ def reading(path: Path, format: str | None, version: int | None, remedy: str) ->
             yield file
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; {remedy}") from None
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read: not HDF5, damaged or cut short ({error}); {remedy}") from error
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError) as error:
+        reason = printable(str(error)) or type(error).__name__
+        raise UserError(f"{path} cannot be read: not HDF5, damaged or cut short ({reason}); {remedy}") from error
 
 
 def text(value: str) -> np.bytes_:
@@ -83,18 +86,51 @@ def text(value: str) -> np.bytes_:
 
 
 def plain(value: object) -> str:
-    """The text of an attribute, of fixed or variable length."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """The text of an attribute, of fixed or variable length, fit to be shown."""
+    return printable(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
+
+
+def member(group: h5py.Group, name: str | h5py.Reference) -> h5py.Dataset | h5py.Group:
+    """An item of a group; a ValueError where it, or its values, lie in another file, which HDF5 would open unasked."""
+    item = group[name]
+    elsewhere = h5py.h5f.get_name(item.id) != h5py.h5f.get_name(group.id)
+    if elsewhere or (isinstance(item, h5py.Dataset) and (item.is_virtual or item.external)):
+        raise ValueError(f"{name} leads to another file")
+    return item
 
 
 def put(group: h5py.Group, name: str, array: np.ndarray, chunk_bytes: int = CHUNK_BYTES) -> None:
     """Write `array` in chunks of whole rows with a checksum each; an empty one has no chunks."""
-    if not array.size:
-        group.create_dataset(name, data=array)
-        return
-    rows = chunk_bytes // (array.nbytes // len(array))
-    chunks = (int(np.clip(rows, 1, len(array))), *array.shape[1:])
-    group.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
+    layout: dict[str, object] = {}
+    if array.size:
+        rows = chunk_bytes // (array.nbytes // len(array))
+        layout = {"chunks": (int(np.clip(rows, 1, len(array))), *array.shape[1:]), "fletcher32": True}
+    group.create_dataset(name, data=array, **layout).attrs["crc32"] = checksum(array)
+
+
+def get(group: h5py.Group, name: str) -> np.ndarray:
+    """All of a dataset; a ValueError where it is not what was written."""
+    item = member(group, name)
+    values = item[()]
+    total = checksum(values)
+    if item.attrs.get("crc32", total) != total:  # the first stores did not have it
+        raise ValueError(f"{name} has other values than were written")
+    return values
+
+
+def checksum(*arrays: np.ndarray) -> np.uint32:
+    """CRC-32 of the values of some arrays, one after the other."""
+    total = 0
+    for array in arrays:
+        total = zlib.crc32(np.ascontiguousarray(array).data, total)
+    return np.uint32(total)
+
+
+def checksum_rows(values: Values) -> np.uint32:
+    """The checksum of some rows of a modality, wherever they lie."""
+    if isinstance(values, np.ndarray):
+        return checksum(values)
+    return checksum(values.data, values.indices.astype(np.int32), values.indptr.astype(np.int64))
 
 
 def put_rows(group: h5py.Group, values: Values, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -109,13 +145,25 @@ def put_rows(group: h5py.Group, values: Values, chunk_bytes: int = CHUNK_BYTES) 
 
 
 def get_rows(group: h5py.Group, start: int, stop: int) -> Values:
-    """Rows start..stop-1 of a modality; touches only the chunks they lie in."""
+    """Rows start..stop-1 of a modality; touches only the chunks they lie in, so that nobody checks `crc32`."""
     if "values" in group:
-        return group["values"][start:stop]
-    indptr = group["indptr"][start : stop + 1]
+        return member(group, "values")[start:stop]
+    indptr = member(group, "indptr")[start : stop + 1]
     part = slice(indptr[0], indptr[-1])
-    shape = (stop - start, int(group.attrs["width"]))
-    return csr_matrix((group["data"][part], group["indices"][part], indptr - indptr[0]), shape=shape)
+    return _csr(group, member(group, "data")[part], member(group, "indices")[part], indptr - indptr[0])
+
+
+def get_all_rows(group: h5py.Group) -> Values:
+    """All rows of a modality."""
+    if "values" in group:
+        return get(group, "values")
+    return _csr(group, get(group, "data"), get(group, "indices"), get(group, "indptr"))
+
+
+def _csr(group: h5py.Group, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray) -> csr_matrix:
+    values = csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, int(group.attrs["width"])))
+    values.check_format(full_check=True)  # before an index out of range crashes something
+    return values
 
 
 def _checked(info: Dataset, m: int, values: Values) -> Values:
@@ -126,7 +174,7 @@ def _checked(info: Dataset, m: int, values: Values) -> Values:
         raise UserError(f"{where}: expected {info.samples} x {modality.width} values, got {values.shape}")
     if issparse(values) != modality.sparse:
         raise UserError(f"{where}: expected {'sparse' if modality.sparse else 'dense'} values, got the other kind")
-    with np.errstate(over="ignore"):  # what overflows becomes inf, refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes inf, refused below
         if not isinstance(values, np.ndarray):
             values = csr_matrix(values, dtype=np.float32, copy=True)
             values.sum_duplicates()
@@ -200,14 +248,16 @@ class FeatureStore:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         with self._reading() as file:
-            attrs, groups = file.attrs, file["modalities"]
-            modalities = tuple(self._modality(groups[str(m)]) for m in range(len(groups)))
-            samples, classes = len(file["labels"]), int(attrs["classes"])
+            attrs, groups = file.attrs, member(file, "modalities")
+            modalities = tuple(self._modality(member(groups, str(m))) for m in range(len(groups)))
+            samples, classes = len(member(file, "labels")), int(attrs["classes"])
             self.info = Dataset(plain(attrs["name"]), samples, classes, modalities, plain(attrs["note"]))
+            if not NAME.fullmatch(self.info.name):  # it becomes part of file names
+                raise ValueError(f"its name is '{self.info.name}'")
             self.origin = plain(attrs["origin"])
             self.fingerprint = plain(attrs["fingerprint"])
-            self.provenance = {key: plain(value) for key, value in file["provenance"].attrs.items()}
-            names = file["class_names"][()] if "class_names" in file else None
+            self.provenance = {plain(key): plain(value) for key, value in member(file, "provenance").attrs.items()}
+            names = get(file, "class_names") if "class_names" in file else None
             self.class_names = None if names is None else tuple(plain(name) for name in names)
 
     @staticmethod
@@ -221,12 +271,18 @@ class FeatureStore:
     def labels(self) -> np.ndarray:
         """The class of every sample, (N,) int64."""
         with self._reading() as file:
-            return file["labels"][()]
+            labels = get(file, "labels")
+            if labels.dtype != np.int64 or labels.min(initial=0) < 0 or labels.max(initial=0) >= self.info.classes:
+                raise ValueError(f"labels are not all in 0..{self.info.classes - 1}")
+            return labels
 
     def modality(self, m: int) -> Values:
         """All rows of modality m, (N, width): an array, or a CSR matrix where `info` says sparse."""
         with self._reading() as file:
-            return get_rows(file[f"modalities/{m}"], 0, self.info.samples)
+            values = get_all_rows(member(file, f"modalities/{m}"))
+            if values.shape != (self.info.samples, self.info.modalities[m].width) or values.dtype.kind != "f":
+                raise ValueError(f"modality {m} is no matrix of {self.info.samples} rows")
+            return values
 
 
 def locate(name: str, data_dir: Path) -> Path | None:

@@ -1,5 +1,7 @@
 """``mfedpba-mpi data``, command by command."""
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ SHAPE = ("synthetic", "--samples", "60", "--classes", "3", "--dims", "6,10")
 
 
 def call(data_dir: Path, *args: object) -> str:
-    """What the command prints; a UserError passes through, as it does to main()."""
+    """What the command prints (an import does so elsewhere); a UserError passes through, as it does to main()."""
     result = CliRunner().invoke(
         data, list(map(str, args)), env={"MFEDPBA_DATA_DIR": str(data_dir)}, catch_exceptions=False
     )
@@ -39,22 +41,25 @@ def test_inspect_says_that_a_stand_in_is_synthetic(tmp_path: Path) -> None:
 
 
 def test_inspect_shows_real_sparse_data(shared_data: Path, tmp_path: Path) -> None:
-    assert "wrote" in call(tmp_path, "import", "reuters_600", "--from", shared_data / "reuters_600.h5")
+    call(tmp_path, "import", "reuters_600", "--from", shared_data / "reuters_600.h5")
     output = call(tmp_path, "inspect", tmp_path / "reuters_600.h5")
     assert "SYNTHETIC" not in output
     assert "sparse" in output
     assert "mbrbic/Multi-view-LRSSC" in output
 
 
-def test_an_import_shows_what_it_found_and_warns_of_rows_that_do_not_fit_their_labels(tmp_path: Path) -> None:
+def test_an_import_shows_what_it_found_and_warns_of_rows_that_do_not_fit_their_labels(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(300) % 3
-    views = {"good": np.eye(3)[labels] + 0.1 * rng.normal(size=(300, 3)), "scrambled": rng.normal(size=(300, 4))}
+    views = {"good": np.eye(3)[labels] + 0.1 * rng.normal(size=(300, 3)), "scram[bold]ed": rng.normal(size=(300, 4))}
     np.savez(tmp_path / "own.npz", labels=labels, **views)
-    output = call(tmp_path, "import", "custom", "--name", "own", "--from", tmp_path / "own.npz", "--types", "A,T")
+    own = ("--name", "own", "--types", "A,T", "--data-dir", ".")
+    output = command("data", "import", "custom", *own, "--from", "own.npz").stdout
     for words in ("300 samples, 3 classes (100 to 100 samples", "A audio", "T time series", "sha256", "--dataset own"):
         assert words in output
-    assert "scrambled: no better than guessing the largest class (33.3%)" in output
+    assert "scram[bold]ed: no better than guessing the largest class (33.3%)" in output
     assert FeatureStore(tmp_path / "own.h5").info.classes == 3
 
 
@@ -101,3 +106,14 @@ def test_import_replaces_a_file_only_when_told_to(shared_data: Path, tmp_path: P
     assert FeatureStore(out).info.name == "mfeat_1"
     call(tmp_path, "import", "mfeat_2", "--from", source, "--out", out, "--overwrite")
     assert FeatureStore(out).info.name == "mfeat_2"
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_exit_code_2(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "own.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
+    done = command("data", "import", "custom", "--name", "own", "--from", "own.mat")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "own.mat" in done.stderr

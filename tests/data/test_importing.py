@@ -106,6 +106,7 @@ def test_labels_of_any_base_become_0_to_c(labels: list[object], codes: list[int]
     [
         ([0.5, 1.0, 1.0], "neither whole numbers nor words"),
         ([np.nan, 1.0, 1.0], "neither whole numbers nor words"),
+        ([1e300, 1.0, 1.0], "neither whole numbers nor words"),
         ([3, 3, 3], "3 samples with 1 different labels"),
         ([3, 4, 5], "3 samples with 3 different labels"),
     ],
@@ -113,6 +114,12 @@ def test_labels_of_any_base_become_0_to_c(labels: list[object], codes: list[int]
 def test_what_cannot_be_labels_is_refused(labels: list[float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         encode_labels(Source([], np.array(labels), []), HERE)
+
+
+@pytest.mark.parametrize(("classes", "labels"), [(10**9, [0, 1, 0]), (2, [0, 2, 0])])
+def test_a_number_of_classes_that_does_not_fit_the_labels_is_refused(classes: int, labels: list[int]) -> None:
+    with pytest.raises(UserError, match=f"{HERE} has {classes} classes for 3 samples, and the largest label is"):
+        encode_labels(Source([], np.array(labels), [], classes=classes), HERE)
 
 
 def test_a_catalog_name_asks_for_the_catalogs_shape(tmp_path: Path) -> None:
@@ -137,7 +144,7 @@ def test_a_variant_is_as_sparse_as_its_catalog_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"X0": np.full((6, 3), np.nan)}, "NaN"),
+        ({"X0": np.full((6, 3), np.nan)}, "source.npz: modality X0 of own: NaN"),
         ({"X1": np.array([["a"] * 4] * 6)}, "X1"),
         ({"X0": np.zeros((5, 3))}, "5"),
         ({"X0": np.array([[{}] * 3] * 6)}, "pickle"),

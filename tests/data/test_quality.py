@@ -41,6 +41,13 @@ def test_a_linear_classifier_finds_classes_and_none_where_labels_are_shuffled(tm
         assert seen.accuracy <= seen.chance < 0.4
 
 
+def test_values_that_are_all_the_same_are_as_good_as_guessing(tmp_path: Path) -> None:
+    for value in (0, 7):
+        for seen in look_at(tmp_path, np.full((40, 3), value, np.float32), np.arange(40) % 4):
+            assert seen.constant_columns == 3
+            assert seen.accuracy <= seen.chance
+
+
 def test_more_columns_than_rows_give_the_ridge_solution_of_the_normal_equations() -> None:
     rng = np.random.default_rng(1)
     X, labels = rng.normal(size=(30, 50)), np.arange(30) % 3

@@ -99,7 +99,18 @@ def test_there_is_nothing_per_client_but_rows(path: Path) -> None:
     with h5py.File(path) as file:
         file.visit(names.append)
         assert file["modalities/0/values"].chunks[0] * 400 * 2 >= 2**13  # chunks are not tiny
-    assert len(names) < 20
+    assert len(names) <= K
+
+
+@pytest.mark.parametrize("name", ["offsets", "train", "owned", "labels", "modalities/0/values", "modalities/2/data"])
+def test_a_chunk_that_became_zeros_is_noticed(path: Path, name: str) -> None:
+    with h5py.File(path) as file:
+        chunk = file[name].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="other values than were written"):
+        read_clients(path, range(K))
 
 
 def test_many_processes_read_at_once(path: Path, store: FeatureStore, partition: Partition) -> None:

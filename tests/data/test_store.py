@@ -145,6 +145,25 @@ def test_a_flipped_byte_never_gives_wrong_data(path: Path) -> None:
     assert detected > len(flips) // 4  # the rest hit unused space and what reading does not need
 
 
+@pytest.mark.parametrize("name", ["labels", "class_names", "modalities/0/values", "modalities/1/data"])
+def test_a_chunk_that_became_zeros_is_noticed(path: Path, name: str) -> None:
+    """Zeros have the Fletcher32 checksum zero."""
+    with h5py.File(path) as file:
+        chunk = file[name].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{name.rpartition('/')[2]} has other values than were written"):
+        _ = FeatureStore(path).labels(), FeatureStore(path).modality(0), FeatureStore(path).modality(1)
+
+
+def test_a_store_without_crc32_is_read(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        for name in ("labels", "class_names", "modalities/0/values"):
+            del file[name].attrs["crc32"]
+    np.testing.assert_array_equal(FeatureStore(path).modality(0), contents()[1][0])
+
+
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
 def test_a_truncated_file_is_a_user_error_that_names_it(path: Path, share: float) -> None:
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
@@ -180,3 +199,67 @@ def test_real_data_come_before_the_stand_in(tmp_path: Path) -> None:
     assert locate(str(tmp_path / "toy.h5"), Path("elsewhere")) == tmp_path / "toy.h5"
     with pytest.raises(UserError, match="cannot name a dataset"):
         locate("../toy", tmp_path)
+
+
+def _foreign_link(file: h5py.File, elsewhere: Path) -> None:
+    del file["labels"]
+    file["labels"] = h5py.ExternalLink(str(elsewhere), "/labels")
+
+
+def _foreign_values(file: h5py.File, elsewhere: Path) -> None:
+    del file["labels"]
+    file.create_dataset("labels", shape=(N,), dtype=np.int64, external=[(str(elsewhere), 0, 8 * N)])
+
+
+def _virtual_values(file: h5py.File, elsewhere: Path) -> None:
+    del file["labels"]
+    layout = h5py.VirtualLayout((N,), np.int64)
+    layout[:] = h5py.VirtualSource(str(elsewhere), "/labels", (N,))
+    file.create_virtual_dataset("labels", layout)
+
+
+@pytest.mark.parametrize("spoil", [_foreign_link, _foreign_values, _virtual_values])
+def test_a_store_that_leads_to_another_file_is_refused(path: Path, tmp_path: Path, spoil) -> None:
+    elsewhere = tmp_path / "elsewhere.h5"
+    elsewhere.write_bytes(path.read_bytes())
+    with h5py.File(path, "r+") as file:
+        spoil(file, elsewhere)
+    with pytest.raises(UserError, match="labels leads to another file"):
+        FeatureStore(path)
+
+
+def test_a_name_that_leads_out_of_a_directory_is_refused(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs["name"] = "../../toy"
+    with pytest.raises(UserError, match=r"toy\.h5 cannot be read: .*'\.\./\.\./toy'"):
+        FeatureStore(path)
+
+
+def test_texts_cannot_control_a_terminal(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs["note"] = "a\x1b[2J\x07b\u202e\nc"
+        file["provenance"].attrs["x\x1by"] = "\x9b1m"
+    store = FeatureStore(path)
+    assert store.info.note == "a [2J b  c"
+    assert store.provenance == {"source": "dice", "x y": " 1m"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("labels", 3, "labels are not all in 0..2"), ("modalities/1/indices", 300, "indices must be < 300")],
+)
+def test_numbers_out_of_range_are_refused(path: Path, name: str, value: int, message: str) -> None:
+    with h5py.File(path, "r+") as file:
+        file[name][0] = value
+        del file[name].attrs["crc32"]
+    store = FeatureStore(path)
+    with pytest.raises(UserError, match=message):
+        _ = store.labels(), store.modality(1)
+
+
+def test_a_claim_of_petabytes_is_a_user_error(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["labels"]
+        file.create_dataset("labels", shape=(2**50,), dtype=np.int64, chunks=(1024,))
+    with pytest.raises(UserError, match=r"toy\.h5 cannot be read: .*Unable to allocate"):
+        FeatureStore(path).labels()

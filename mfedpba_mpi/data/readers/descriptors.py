@@ -9,6 +9,7 @@ HOG and LBP lie in [0, 1], GIST hardly ever leaves it. Only `describe` needs Pil
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import fft
 
+from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,10 +38,13 @@ def describe(path: Path) -> np.ndarray:
     except ImportError:
         raise UserError(NEEDS_PILLOW) from None
     try:
-        with Image.open(path) as image:
-            picture = _rgb(image)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # beyond 90 million pixels
+            with Image.open(path) as image:
+                picture = _rgb(image)
     except Exception as error:  # what a decoder says of a broken file can be anything
-        reason = "no image" if isinstance(error, UnidentifiedImageError) else str(error)
+        reason = "no image" if isinstance(error, UnidentifiedImageError) else printable(str(error))
         raise UserError(f"cannot read the image {path} ({reason}): get it again or remove it") from None
     small = picture.resize((128, 128), Image.Resampling.BILINEAR)
     return np.concatenate([hog(np.asarray(small)), gist(_grey_square(picture)), lbp(np.asarray(small.convert("L")))])

@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.data.store import FORMAT as STORE
-from mfedpba_mpi.data.store import Values, plain, reading
+from mfedpba_mpi.data.store import Values, member, plain, reading
 from mfedpba_mpi.errors import UserError
 
 FORMAT = "HDF5 (.h5): views X0, X1, ... (datasets, or groups data/indices/indptr/shape) and labels y"
@@ -29,11 +29,11 @@ def read(path: Path, scratch: Path) -> Source:
     with reading(path, None, None, f"expected is {FORMAT}") as file:
         if plain(file.attrs.get("format")) == STORE:
             raise UserError(f"{path} is a feature store already: `--dataset {path}` takes it as it is")
-        views = [_view(file[f"X{m}"]) for m in range(max(1, sum(key[:1] == "X" for key in file)))]
-        class_names = [plain(value) for value in file["class_names"][()]] if "class_names" in file else None
+        views = [_view(member(file, f"X{m}")) for m in range(max(1, sum(key[:1] == "X" for key in file)))]
+        class_names = [plain(value) for value in member(file, "class_names")[()]] if "class_names" in file else None
         return Source(
             views,
-            np.ravel(file["y"][()]),
+            np.ravel(member(file, "y")[()]),
             [path],
             view_names=[plain(value) for value in np.ravel(file.attrs.get("view_names", []))],
             class_names=class_names,
@@ -47,8 +47,8 @@ def _view(item: h5py.Dataset | h5py.Group) -> Values:
     if isinstance(item, h5py.Dataset):
         values = item[()]
     else:
-        parts = (item["data"][()], item["indices"][()], item["indptr"][()])
-        values = csr_matrix(parts, shape=tuple(item["shape"][()]))
+        *parts, shape = (member(item, name)[()] for name in ("data", "indices", "indptr", "shape"))
+        values = csr_matrix(tuple(parts), shape=tuple(shape))
         values.check_format(full_check=True)  # before an index out of range crashes something
     if values.ndim != 2 or values.dtype.kind not in "biuf":
         raise ValueError(f"{item.name[1:]} is no matrix of numbers")

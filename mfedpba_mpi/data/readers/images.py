@@ -42,6 +42,7 @@ REVISION = 1  # of the descriptors; another number makes all parts anew
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _PART = 16  # images
+_DIGEST = hashlib.sha256().digest_size
 _QUIET_SECONDS = 15.0  # between two lines where there is no terminal
 _stop: Event  # of a worker
 
@@ -56,7 +57,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path, scratch: Path) -> Source:
     classes = {folder.name: images for folder in _folders(path) if (images := _images(folder))}
     parts = {
-        scratch / f"{_key(part)}.npy": part
+        scratch / _key(part): part
         for images in classes.values()
         for part in (images[i : i + _PART] for i in range(0, len(images), _PART))
     }
@@ -104,9 +105,13 @@ def _key(part: list[Path]) -> str:
 def _kept(file: Path) -> np.ndarray | None:
     """A part of an earlier call, None where there is none or it is damaged."""
     try:
-        return np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        content = file.read_bytes()
+    except OSError:
         return None
+    values, digest = content[:-_DIGEST], content[-_DIGEST:]
+    if hashlib.sha256(values).digest() != digest:
+        return None
+    return np.frombuffer(values, np.float16).reshape(-1, sum(WIDTHS.values()))
 
 
 def _describe_parts(missing: dict[Path, list[Path]], done: int) -> dict[Path, np.ndarray]:
@@ -127,7 +132,11 @@ def _describe_parts(missing: dict[Path, list[Path]], done: int) -> dict[Path, np
                 values[file] = rows
                 advance(len(rows))
         except BrokenProcessPool as error:
-            raise RunError("a process that describes images was killed; start again to go on with the rest") from error
+            first = next(part for file, part in missing.items() if file not in values)[0]
+            raise RunError(
+                "a process that describes images was killed; start again to go on with the rest, and if it comes to "
+                f"nothing look at the images from {first} on"
+            ) from error
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -168,11 +177,11 @@ def _describe_part(part: list[Path]) -> np.ndarray:
 
 
 def _keep(file: Path, rows: np.ndarray) -> None:
+    """Write a part: its values, and their SHA-256."""
     aside = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as out:
-            np.save(out, rows)
+        aside.write_bytes((values := rows.tobytes()) + hashlib.sha256(values).digest())
         os.replace(aside, file)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error}; is there room, and may you write there?") from error

@@ -25,7 +25,8 @@ from typing import TypeGuard
 import numpy as np
 from scipy.sparse import coo_matrix, csr_matrix, issparse, vstack
 
-from mfedpba_mpi.data.readers.matlab import Object, Value, line, load
+from mfedpba_mpi.data.catalog import printable
+from mfedpba_mpi.data.readers.matlab import Object, Value, load
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.data.store import Values
 from mfedpba_mpi.errors import UserError
@@ -55,7 +56,7 @@ def read(path: Path, scratch: Path) -> Source:
     try:
         return _interpret(path, version, variables)
     except UserError as error:
-        raise UserError(f"{path}: {line(error)}") from None
+        raise UserError(f"{path}: {printable(str(error))}") from None
 
 
 @dataclass
@@ -255,7 +256,7 @@ def _vector(key: str, value: Value) -> np.ndarray:
     """Labels as whole numbers, from a row, a column or a one-hot matrix (samples in rows or columns)."""
     if _is_matrix(value) and 1 in value.shape:
         vector = np.ravel(value if isinstance(value, np.ndarray) else value.toarray())
-        broken = np.flatnonzero(~np.isfinite(vector) | (np.rint(vector) != vector))
+        broken = np.flatnonzero(~(np.abs(vector) < 2**53) | (np.rint(vector) != vector))
         if len(broken):
             raise UserError(f"{key}({broken[0] + 1}) is {vector[broken[0]]}; labels are whole numbers or texts")
         return vector.astype(np.int64)

@@ -14,7 +14,8 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatlabFunction, MatlabObject, MatlabOpaque, MatReadError, matfile_version
 from scipy.sparse import csc_matrix, csr_matrix, issparse
 
-from mfedpba_mpi.data.store import Values, plain, reading
+from mfedpba_mpi.data.catalog import printable
+from mfedpba_mpi.data.store import Values, member, plain, reading
 from mfedpba_mpi.errors import UserError
 
 _VERSIONS = {0: "4", 1: "5 to 7.2", 2: "7.3"}
@@ -44,13 +45,8 @@ def load(path: Path) -> tuple[str, dict[str, Value]]:
     except UserError:
         raise
     except Exception as error:  # scipy raises almost anything on damaged files
-        reason = line(error) or type(error).__name__
+        reason = printable(str(error)) or type(error).__name__
         raise UserError(f"{path} cannot be read: damaged or cut short ({reason}); get or save it again") from error
-
-
-def line(error: Exception) -> str:
-    """What it says, on one line; damaged files have odd names in them."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
 
 
 def _version(path: Path, file: IO[bytes]) -> int:
@@ -92,7 +88,7 @@ def _from_old(value: np.ndarray | None) -> Value:
 
 def _load_hdf5(path: Path) -> dict[str, Value]:
     with reading(path, None, None, "get or save it again") as file:
-        return {key: _from_hdf5(file[key], file) for key in file if not key.startswith("#")}
+        return {key: _from_hdf5(member(file, key), file) for key in file if not key.startswith("#")}
 
 
 def _from_hdf5(item: h5py.Dataset | h5py.Group, file: h5py.File) -> Value:
@@ -105,7 +101,7 @@ def _from_hdf5(item: h5py.Dataset | h5py.Group, file: h5py.File) -> Value:
         if kind not in ("", "struct"):
             return Object(kind)
         fields = ["".join(map(plain, field)) for field in attrs.get("MATLAB_fields", [])] or list(item)
-        return {field: _from_hdf5(item[field], file) for field in fields}
+        return {field: _from_hdf5(member(item, field), file) for field in fields}
     if "MATLAB_object_decode" in attrs or kind not in _CLASSES:
         return Object(kind)
     values = item[()]
@@ -113,7 +109,7 @@ def _from_hdf5(item: h5py.Dataset | h5py.Group, file: h5py.File) -> Value:
         empty: dict[str, Value] = {"char": "", "cell": [], "struct": {}}
         return empty[kind] if kind in empty else np.zeros(values.astype(int))
     if item.dtype == h5py.ref_dtype:
-        return _cells(_from_hdf5(file[reference], file) for reference in np.ravel(values))
+        return _cells(_from_hdf5(member(file, reference), file) for reference in np.ravel(values))
     if kind == "char":
         rows = np.atleast_2d(values.T).astype("<u2")
         return _simple([row.tobytes().decode("utf-16-le", "replace").strip("\0 ") for row in rows])
@@ -123,9 +119,9 @@ def _from_hdf5(item: h5py.Dataset | h5py.Group, file: h5py.File) -> Value:
 
 def _sparse(group: h5py.Group) -> csr_matrix:
     """A sparse matrix, stored by columns; without any value there is only ``jc``."""
-    ends = group["jc"][()].astype(np.int64)
-    rows = group["ir"][()].astype(np.int64) if "ir" in group else np.zeros(0, np.int64)
-    values = _numbers(group["data"][()]) if "data" in group else np.zeros(0)
+    ends = member(group, "jc")[()].astype(np.int64)
+    rows = member(group, "ir")[()].astype(np.int64) if "ir" in group else np.zeros(0, np.int64)
+    values = _numbers(member(group, "data")[()]) if "data" in group else np.zeros(0)
     shape = (int(group.attrs["MATLAB_sparse"]), len(ends) - 1)
     return _checked_csr(csc_matrix((values, rows, ends), shape=shape))
 

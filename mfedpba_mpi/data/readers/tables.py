@@ -12,14 +12,13 @@ number is a header. Labels are one a line, numbers or texts. Arrays of Python ob
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
+from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.data.readers.text import Line, lines, numbers, shown
 from mfedpba_mpi.data.store import Values
@@ -62,7 +61,7 @@ def table(path: Path, texts: Sequence[Line], width: int, delimiter: bytes = b"")
                 f"{path} line {bad.number} has {fields(bad)} columns instead of {width}; make all lines alike"
             )
         raise UserError(f"{path} line {bad.number}: '{_first_text(bad, delimiter)}' is no number; give numbers only")
-    with np.errstate(over="ignore"):  # the store refuses what becomes infinite
+    with np.errstate(over="ignore", invalid="ignore"):  # the store refuses what becomes infinite
         return whole.reshape(len(texts), width).astype(np.float32)
 
 
@@ -187,11 +186,14 @@ def _load(path: Path) -> dict[str, np.ndarray]:
             loaded = np.load(file, allow_pickle=False)
             arrays = {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    except (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except UserError:
+        raise
+    except Exception as error:  # NumPy and zipfile raise almost anything on damaged files
         if "Object arrays" in str(error):
             raise UserError(f"{path} {pickle}") from None
+        reason = printable(str(error)) or type(error).__name__
         raise UserError(
-            f"{path} is no NumPy file, or damaged ({error}); save it again with numpy.save or savez"
+            f"{path} is no NumPy file, or damaged ({reason}); save it again with numpy.save or savez"
         ) from error
 
 

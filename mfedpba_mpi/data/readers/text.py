@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 from mfedpba_mpi.errors import UserError
 
 _DEPTH = 4  # directories below the one given
+_LONGEST = 2**26  # characters of a line
 _REMEDY = "download or unpack the file again"
 
 
@@ -69,7 +70,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def lines(path: Path) -> Iterator[Line]:
     """All lines but the blank ones."""
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
+            if len(line) == _LONGEST:
+                raise UserError(f"{path} line {number} is longer than {_LONGEST} characters; {_REMEDY}")
             if text := line.strip():
                 yield Line(number, text)
 
@@ -100,7 +103,7 @@ def rows(path: Path, texts: Sequence[Line], width: int) -> csr_matrix:
         raise UserError(f"{path} line {bad.number} is no row of index:value ('{shown(bad.text)}'); {_REMEDY}")
     indices = pairs[:, 0].astype(np.int32) - 1
     indptr = np.cumsum([0, *(line.text.count(b":") for line in texts)])
-    with np.errstate(over="ignore"):  # the store refuses what becomes infinite
+    with np.errstate(over="ignore", invalid="ignore"):  # the store refuses what becomes infinite
         values = pairs[:, 1].astype(np.float32)
     return csr_matrix((values, indices, indptr), shape=(len(texts), max(width, int(indices.max(initial=-1)) + 1)))
 

@@ -61,3 +61,10 @@ def test_a_file_cut_short_is_a_user_error(tmp_path: Path) -> None:
     source.write_bytes(source.read_bytes()[:1500])
     with pytest.raises(UserError, match="cut short"):
         h5.read(source, tmp_path)
+
+
+def test_a_view_that_lies_in_another_file_is_not_followed(tmp_path: Path) -> None:
+    make_source(tmp_path / "other.h5")
+    source = make_source(tmp_path / "source.h5", X0=h5py.ExternalLink("other.h5", "/X0"))
+    with pytest.raises(UserError, match="X0 leads to another file"):
+        h5.read(source, tmp_path)

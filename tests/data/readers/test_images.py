@@ -107,6 +107,15 @@ def test_a_damaged_part_is_described_again(size: int, read_again: Callable[[], S
         read_again()
 
 
+def test_a_part_with_a_flipped_bit_is_described_again(read_again: Callable[[], Source], home: Path) -> None:
+    part = next((home / "scratch").iterdir())
+    content = bytearray(part.read_bytes())
+    content[777] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(Started):
+        read_again()
+
+
 def test_an_interruption_keeps_what_is_finished(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, scratch, keep = images.read(home / "photos", home / "scratch"), home / "new", images._keep
     kept: list[Path] = []

@@ -63,6 +63,14 @@ def test_a_damaged_gz_file_is_a_user_error(tmp_path: Path, content: bytes) -> No
         list(lines(tmp_path / "x.gz"))
 
 
+def test_a_line_without_end_is_a_user_error(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "x.gz", "wb", compresslevel=1) as file:
+        for _ in range(70):
+            file.write(bytes(2**20))
+    with pytest.raises(UserError, match=r"x\.gz line 1 is longer than 67108864 characters"):
+        list(lines(tmp_path / "x.gz"))
+
+
 def test_numbers_are_numbers_only() -> None:
     np.testing.assert_array_equal(numbers(b" 1 -2.5\t3e2 "), [1, -2.5, 300])
     assert len(numbers(b"  ")) == 0
