@@ -160,6 +160,7 @@ def main() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         cli.main(standalone_mode=False)
+        end_together("", 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:

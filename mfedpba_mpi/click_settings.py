@@ -108,7 +108,11 @@ def read_settings(config_file: Path | None, data_dir: Path, assignments: tuple[s
             target[key] = ",".join(value) if isinstance(value, tuple) else value
     for method, name, value in map(parse_assignment, assignments):
         given.setdefault(method, {})[name] = value
-    config = make_config(given, read_toml(config_file) if config_file else None, flags)
+    try:
+        config = make_config(given, read_toml(config_file) if config_file else None, flags)
+    except UserError as error:
+        where = f" (with the settings in {config_file})" if config_file and str(config_file) not in str(error) else ""
+        raise UserError(f"{error}{where}") from None
 
     from mfedpba_mpi.data.sources import describe
 

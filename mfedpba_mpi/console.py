@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mfedpba_mpi.comm.launcher import on_terminal
 
@@ -26,7 +27,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str |
         numeric = bool(cells) and all(cell.lstrip("+-")[:1].isdigit() for cell in cells)
         result.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in body:
-        result.add_row(*(cell.replace("[", r"\[") for cell in row))
+        result.add_row(*map(Text, row))  # whatever is in them
     return result
 
 

@@ -105,6 +105,11 @@ class Federation:
             self._begin()
         self.kept: Kept | None = None
 
+    @property
+    def asked(self) -> str:
+        """The signal that asks to stop, as far as this rank knows."""
+        return self.stop.asked or self.comm.asked
+
     def _begin(self) -> None:
         """The server's first message, if there is one, before round 1."""
         if self.method.reply(0, 0, 0).size:
@@ -255,7 +260,7 @@ class Federation:
     ) -> tuple[dict[str, Any], Verdict]:
         """Losses, scores and times of all clients, and the ranks' times and verdicts, on rank 0: one small gather."""
         terms, predictors, took_part = self.method.client_terms, self.method.predictors, set(active)
-        verdict = Verdict.STOP * bool(self.stop.asked) | Verdict.VOID * self.comm.void
+        verdict = Verdict.STOP * bool(self.asked) | Verdict.VOID * self.comm.void
         verdict |= Verdict.FAILED * bool(self.failure)
         rows = np.full((len(self.clients) + 1, self._width + 1), np.nan)
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):

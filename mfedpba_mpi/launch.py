@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
@@ -12,11 +13,13 @@ from typing import NoReturn
 
 from mfedpba_mpi.comm.launcher import announced, first_on_node
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.errors import Ended, RunError, UserError, describe_error
+from mfedpba_mpi.data.catalog import printable
+from mfedpba_mpi.errors import Ended, RankLost, RunError, UserError, describe_error
 from mfedpba_mpi.options import option
 from mfedpba_mpi.stopping import Stop
 
 SAFETY = "Safety"
+MPI_START = 600.0  # seconds that MPI may take to start
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,10 @@ def claim(directory: Path, overwrite: bool) -> None:
 
     status = None if overwrite else status_of(directory)
     if status:
-        what = (
-            "extend it with `mfedpba-mpi resume {} --rounds N`"
-            if status == "complete"
-            else "go on with `mfedpba-mpi resume {}`"
-        )
+        verb, more = ("extend it", " --rounds N") if status == "complete" else ("go on", "")
         raise UserError(
-            f"out: {directory} holds a run already (status {status}); {what.format(directory)}, use --overwrite to replace "
-            "it, or choose another --out"
+            f"out: {directory} holds a run already (status {status}); {verb} with `mfedpba-mpi resume "
+            f"{directory}{more}`, replace it with --overwrite, or choose another --out"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +78,7 @@ def launch(
     if size > 1 and rank > config.clients:
         from mfedpba_mpi.comm.waiting import leave, wait_as_spare
 
-        code = wait_as_spare(config.clients + 1)
+        code = wait_as_spare(config.clients + 1, stop)
         if code:
             leave(code)
         return
@@ -87,8 +86,12 @@ def launch(
 
     comm = Comm()
     if size > 1:
+        faulthandler.dump_traceback_later(
+            min(safety.timeout, MPI_START), exit=True
+        )  # MPI waits for ever for a rank that died early
         from mfedpba_mpi.comm.mpi import MPIComm
 
+        faulthandler.cancel_dump_traceback_later()
         comm = MPIComm(config.clients, safety.timeout, safety.on_failure == "continue")
     elif safety.on_failure == "continue":
         raise UserError(
@@ -109,14 +112,14 @@ def launch(
                 checkpoints.clear()
         try:
             simulate(config, data_dir, comm, [log, screen], checkpoints, stop, safety.on_failure == "continue")
-            comm.finish(0)
         except BaseException as error:
             screen.stop()
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             with suppress(RunError):  # the disk may be full, and `error` says so
                 log.abandon(getattr(error, "status", status), describe_error(error))
             if isinstance(error, Ended):
-                comm.finish(error.exit_code)
+                with suppress(RankLost):
+                    comm.finish(error.exit_code)
             raise
 
 
@@ -134,7 +137,7 @@ def end_all(message: str, code: int) -> NoReturn:
         time.sleep(5)
         message = message if first_on_node() else ""
     if message:
-        print(f"mfedpba-mpi: {message}", file=sys.stderr, flush=True)
+        _say(message)
     if started:
         from mfedpba_mpi.comm.waiting import abort
 
@@ -142,10 +145,16 @@ def end_all(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _say(message: str) -> None:
+    """The last words, without what would do something to a terminal."""
+    lines = map(printable, message.split("\n"))
+    print("mfedpba-mpi: " + "\n".join(lines), file=sys.stderr, flush=True)
+
+
 def end_together(message: str, code: int) -> NoReturn:
     """End this process like all the others, which do the same; rank 0 says why."""
-    if announced()[0] == 0:
-        print(f"mfedpba-mpi: {message}", file=sys.stderr, flush=True)
+    if message and announced()[0] == 0:
+        _say(message)
     if "mpi4py.MPI" in sys.modules:
         from mfedpba_mpi.comm.waiting import leave
 

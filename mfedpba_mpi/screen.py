@@ -57,7 +57,7 @@ class Screen:
             )
         workers = len(start.ranks) - 1
         where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
-        self.console.print(f"{where}, {start.environment['mpi']}; log {self.directory / LOG_NAME}")
+        self.console.print(f"{where}, {start.environment['mpi']}; log {escape(str(self.directory / LOG_NAME))}")
         if self.spare:
             needed = start.problem.K + 1
             idle = "1 rank has" if self.spare == 1 else f"{self.spare} ranks have"
@@ -114,7 +114,7 @@ def summary(run: Run) -> Iterator[str | Table]:
     shares = ", ".join(f"{name} {part.sum() / total.sum():.0%}" for name, part in seconds.items())
     yield f"time: {total.sum():.1f} s, {np.median(total):.3f} s a round (median of {len(total)}); {shares}"
     yield payload_line(run)
-    yield f"log: {run.path}   (Python: mfedpba_mpi.load_run({str(run.path.parent)!r}))"
+    yield escape(f"log: {run.path}   (Python: mfedpba_mpi.load_run({str(run.path.parent)!r}))")
 
 
 def client_table(run: Run, title: str, most: int = 24) -> Table:

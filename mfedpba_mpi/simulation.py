@@ -76,10 +76,9 @@ def simulate(
         except RankLost:
             if not (recovers and checkpoints):
                 raise
-            ranks = comm.size
-            comm.recover()
+            dead = ", ".join(map(str, comm.recover()))
             for observer in watching:
-                observer.warn(f"{ranks - comm.size} of {ranks} ranks died; going on from the last checkpoint")
+                observer.warn(f"died: rank {dead}; going on from the last checkpoint with {comm.size} ranks")
 
 
 def _simulate(
@@ -126,10 +125,11 @@ def _simulate(
             comm.where = f"the checkpoint of round {federation.finished}"
             checkpoints.write(comm, federation.kept, config, store.fingerprint)
         if stopping:
-            raise _end(comm, federation, stop, verdict, checkpoints) from federation.failure
+            raise _end(comm, federation, verdict, checkpoints) from federation.failure
     end = federation.end()
     for observer in watching:
         observer.end(end)
+    comm.finish(0)
 
 
 def _find(
@@ -150,14 +150,14 @@ def _find(
     return saved
 
 
-def _end(comm: Comm, federation: Federation, stop: Stop, verdict: Verdict, checkpoints: Checkpoints | None) -> Ended:
+def _end(comm: Comm, federation: Federation, verdict: Verdict, checkpoints: Checkpoints | None) -> Ended:
     """How all ranks end after `verdict`."""
     if verdict & Verdict.FAILED:
         error = federation.failure
         where = f"rank {comm.rank}, " if comm.size > 1 else ""
         reasons = comm.collect(where + describe_error(error) if error else "")
         return Ended("failed", "; ".join(filter(None, reasons)), 1)
-    asked = sorted({reason for reason in comm.collect(stop.asked) if reason})
+    asked = sorted({reason for reason in comm.collect(federation.asked) if reason})
     hint = f"; go on with `mfedpba-mpi resume {checkpoints.run}`" if checkpoints else ""
     reason = f"stopped by {' and '.join(asked)} after round {federation.finished}{hint}"
     return Ended("interrupted", reason, EXIT_INTERRUPTED)

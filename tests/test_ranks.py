@@ -1,9 +1,13 @@
 """Several ranks: the same bits in every layout, quiet spares, one message for one fault, and a prompt end."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +91,77 @@ def test_an_exception_on_one_rank_ends_all_and_names_rank_client_and_round(tmp_p
     assert result.returncode != 0
     assert "rank 3, round 2, client 2: ZeroDivisionError: made to fail" in result.stderr
     assert load_run(tmp_path / "out").status == "failed"
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A function that starts a long run on several ranks and returns once a few rounds are done."""
+    processes = []
+
+    def start(*args, ranks, mpirun=()):
+        line = ["mpirun", *mpirun, "-n", ranks, sys.executable, "-m", "mfedpba_mpi", *TINY[:-1], 100000, "--out", "out"]
+        process = subprocess.Popen([*map(str, (*line, *args))], cwd=tmp_path, stdout=-1, stderr=-1, text=True)
+        processes.append(process)
+        until = time.monotonic() + 60
+        while time.monotonic() < until and process.poll() is None:
+            if (tmp_path / "out/run.h5").exists() and len(load_run(tmp_path / "out").rounds.get("tested", ())) > 2:
+                return process
+        pytest.fail("no round in a minute")
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def process_of(rank, tmp_path):
+    """The process of a rank of the run that was started in `tmp_path`."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (path / "environ").read_bytes().split(b"\0")
+            here = os.readlink(path / "cwd") == str(tmp_path) and b"mfedpba_mpi" in (path / "cmdline").read_bytes()
+            if here and {b"OMPI_COMM_WORLD_RANK=%d" % rank, b"PMI_RANK=%d" % rank} & set(words):
+                return int(path.name)
+    return pytest.fail(f"no process of rank {rank}")
+
+
+def test_sigusr1_to_the_launcher_ends_all_ranks_in_order(started, tmp_path):
+    process = started(ranks=6)  # one of them spare
+    began = time.monotonic()
+    process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 75
+    assert errors.count("mfedpba-mpi: stopped by SIGUSR1 after round ") == 1
+    assert load_run(tmp_path / "out").status == "interrupted"
+
+
+@pytest.mark.parametrize("rank", [0, 2, 5], ids=["server", "client", "spare"])
+def test_a_signal_to_one_rank_ends_all_after_the_round(started, tmp_path, rank):
+    process = started(ranks=6)
+    began = time.monotonic()
+    os.kill(process_of(rank, tmp_path), signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 75
+    assert "stopped by SIGTERM" in errors
+
+
+def test_a_rank_that_is_stuck_is_named_and_the_job_ended(started, tmp_path):
+    process = started("--timeout", 2, ranks=3)
+    os.kill(process_of(2, tmp_path), signal.SIGSTOP)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "somebody has been waited for longer than 2 s (--timeout)" in errors
+    assert re.search(r"rank 1 with 2 clients \[.*\]: round \d+, ", errors)
+    assert re.search(r"rank 2 with 2 clients \[.*\]: does not answer, so it is stuck before the end of round", errors)
+
+
+def test_going_on_without_a_rank_needs_an_mpi_that_can(command):
+    result = command(*TINY, "--on-failure", "continue", ranks=2)
+    assert result.returncode == 2
+    assert "started without user-level failure mitigation" in result.stderr
+    assert "one process has no other to go on" in command(*TINY, "--on-failure", "continue").stderr
 
 
 SPARE = """

@@ -15,27 +15,31 @@ from torch import Tensor
 
 from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.comm.waiting import PATIENCE, answer, ask, listen_for_failures, release_spares, split_off_spares, wait
+from mfedpba_mpi.comm.waiting import (
+    PATIENCE,
+    answer,
+    ask,
+    listen_for_failures,
+    listen_for_signals,
+    note_death,
+    release_spares,
+    split_off_spares,
+    wait,
+)
 from mfedpba_mpi.errors import RankLost, RunError, UserError
 
-EAR = 0.05  # seconds between two looks for a question
+EAR = 0.05  # seconds between two looks for what others say
 MITIGATION = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
+def _mitigated() -> bool:
+    """Whether the launcher lets ranks outlive each other."""
+    return os.environ.get(MITIGATION, "0").lower() not in ("0", "false")
+
+
 def _starts(counts: list[int]) -> list[int]:
     return np.cumsum([0, *counts[:-1]]).tolist()
-
-
-@contextmanager
-def _deaths_noticed() -> Iterator[None]:
-    """With failure mitigation a rank's death is an MPI error on the others; without, the launcher ends them."""
-    try:
-        yield
-    except MPI.Exception as error:
-        if error.Get_error_class() in LOST:
-            raise RankLost("another rank has died") from None
-        raise
 
 
 class MPIComm(Comm):
@@ -57,7 +61,7 @@ class MPIComm(Comm):
                 "launcher; under srun add --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
             )
         self.library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
-        if recovers and os.environ.get(MITIGATION, "0").lower() in ("0", "false"):
+        if recovers and not _mitigated():
             raise UserError(
                 f"on-failure: {self.library} was started without user-level failure mitigation, so no rank can outlive "
                 "another; use `mpirun --with-ft ulfm` of Open MPI 5, or leave --on-failure out and resume after a death"
@@ -72,12 +76,12 @@ class MPIComm(Comm):
 
     def share(self, value: str) -> str:
         self.barrier()  # what is pickled spins, so arrive together
-        with _deaths_noticed():
+        with self._deaths_noticed():
             return self._comm.bcast(value)
 
     def collect(self, value: str) -> list[str]:
         self.barrier()
-        with _deaths_noticed():
+        with self._deaths_noticed():
             return self._comm.gather(value) or []
 
     def agree(self, verdict: int) -> int:
@@ -85,42 +89,57 @@ class MPIComm(Comm):
         self._wait(self._comm.Ibcast([word, MPI.INT64_T]))
         return int(word[0])
 
-    def recover(self) -> None:
+    def recover(self) -> list[int]:
         """Shrink to the living ranks; rank 0 must be among them."""
         self._comm.Revoke()
         living = self._comm.Shrink()
         if living.bcast(self.rank) != 0:
             raise RunError("rank 0, which holds the server and the log, has died; go on with `mfedpba-mpi resume`")
-        self._world_rank = [self._world_rank[rank] for rank in living.allgather(self.rank)]
+        before, self._world_rank = self._world_rank, [self._world_rank[rank] for rank in living.allgather(self.rank)]
         MPI.COMM_WORLD.Ack_failed()
         self._comm, self.rank, self.size = living, living.rank, living.size
+        return sorted(set(before) - set(self._world_rank))
 
     def fail_soon(self, error: Exception) -> None:
         self._failure = time.monotonic() + PATIENCE, error
 
     def _wait(self, request: MPI.Request) -> None:
-        with _deaths_noticed():
+        with self._deaths_noticed():
             wait(request, partial(self._listen, time.monotonic()))
+
+    @contextmanager
+    def _deaths_noticed(self) -> Iterator[None]:
+        """With failure mitigation a rank's death is an MPI error on the others; without, the launcher ends them."""
+        try:
+            yield
+        except MPI.Exception as error:
+            if error.Get_error_class() in LOST or (_mitigated() and self._comm.Get_failed().size):
+                note_death()
+                raise RankLost(f"{self.where}: another rank has died") from None
+            raise
 
     def _listen(self, began: float) -> None:
         """While waiting since `began`: hear of failures, say where this rank is, and do not wait for ever."""
         now = time.monotonic()
+        if now < self._ear:
+            return
+        self._ear = now + EAR
         if self._failure and now > self._failure[0]:
             raise self._failure[1]
         if self.is_server:
             listen_for_failures()
+            self.asked = self.asked or listen_for_signals()
             if now - began > self._timeout:
                 raise RunError(self._missing())
-        elif now > self._ear:
+        else:
             answer(self.where)
-            self._ear = now + EAR
             if now - began > self._timeout + 2 * PATIENCE + (self.rank > 1) * PATIENCE:  # rank 0 would have said it
                 raise RunError(f"rank 0 has been stuck for {self._timeout:.0f} s (--timeout) while this rank waits")
 
     def _missing(self) -> str:
         """Where every rank is, of which one does not come."""
         heard = ask(self._world_rank[1:])
-        lines = [f"no rank may be waited for longer than {self._timeout:.0f} s (--timeout), now in {self.where}"]
+        lines = [f"{self.where}: somebody has been waited for longer than {self._timeout:.0f} s (--timeout)"]
         for number, rank in enumerate(self._world_rank[1:], 1):
             clients = self.ranks[number] if len(self.ranks) > number else []
             silent = f"does not answer, so it is stuck before the end of {self.where}"

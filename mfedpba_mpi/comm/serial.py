@@ -34,6 +34,7 @@ class Comm:
         self.device = torch.device("cpu")
         self.ranks: list[list[int]] = [[]]
         self.void = False  # whether this rank, or one it has heard of, has given the round up
+        self.asked = ""  # on rank 0: the signal that a rank without clients has got
         self.where = "setting up"  # what this rank does, for others who wait for it
         self._buffers: dict[tuple[str, int], Tensor] = {}
 
@@ -110,8 +111,9 @@ class Comm:
         """The server's number, on every rank."""
         return verdict
 
-    def recover(self) -> None:
-        """Go on without the ranks that have died."""
+    def recover(self) -> list[int]:
+        """Go on without the ranks that have died; which they are."""
+        return []
 
     def barrier(self) -> None:
         """Wait until every rank has come this far."""

@@ -7,17 +7,21 @@ between a rank listens to what is said outside of collectives: a failing rank's 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
 from mfedpba_mpi.errors import RankFailed
+from mfedpba_mpi.stopping import Stop
 
 LONGEST_SLEEP = 1e-3
 SPARE_SLEEP = 5e-2  # nobody waits for a spare rank, and under MPICH every Test costs tens of microseconds
-FAILURE, WHERE, END = 75, 76, 77  # tags: last words to rank 0, where a rank is, a spare rank's exit code
+FAILURE, WHERE, END, STOP = 75, 76, 77, 78  # tags: last words, where a rank is, a spare's exit code and its signal
 PATIENCE = 5.0  # seconds that a failing rank leaves the others to end in order, and rank 0 to close the log
 
 
@@ -38,11 +42,18 @@ def split_off_spares(active: int) -> MPI.Comm:
     return world.Split(color=int(world.rank >= active), key=world.rank)
 
 
-def wait_as_spare(active: int) -> int:
+def wait_as_spare(active: int, stop: Stop) -> int:
     """The whole life of a rank without clients: no torch, no data, asleep until the run has ended; its exit code."""
     split_off_spares(active)
-    code = np.zeros(1, np.int64)
-    wait(MPI.COMM_WORLD.Irecv([code, MPI.INT64_T], source=0, tag=END), longest=SPARE_SLEEP)
+    code, told = np.zeros(1, np.int64), False
+
+    def pass_on() -> None:
+        nonlocal told
+        if stop.asked and not told:
+            told = True
+            wait(_send(stop.asked.encode(), 0, STOP))
+
+    wait(MPI.COMM_WORLD.Irecv([code, MPI.INT64_T], source=0, tag=END), pass_on, SPARE_SLEEP)
     return int(code[0])
 
 
@@ -74,6 +85,12 @@ def listen_for_failures() -> None:
         raise RankFailed(heard[1][1:].decode(errors="replace"), exit_code=heard[1][0])
 
 
+def listen_for_signals() -> str:
+    """On rank 0, while it waits: the signal that a spare rank has got, if any."""
+    heard = _heard(STOP)
+    return heard[1].decode(errors="replace") if heard else ""
+
+
 def answer(where: str) -> None:
     """On the other ranks, while they wait: tell rank 0 where this rank is, should it ask."""
     if _heard(WHERE):
@@ -96,12 +113,23 @@ def ask(ranks: Sequence[int], seconds: float = 3.0) -> dict[int, str]:
     return answers
 
 
+_deaths = False
+
+
+def note_death() -> None:
+    """From now on this process ends without MPI, which would wait for the dead."""
+    global _deaths
+    _deaths = True
+
+
 def abort(code: int, reason: str) -> None:
     """End every rank; an error on one rank, for which the others would wait for ever.
 
     Rank 0 is told first and given the time to close the log: an MPI abort could hit it while it writes.
     """
     world = MPI.COMM_WORLD
+    if _deaths:
+        _exit(code)  # the other survivors have noticed, or notice this one
     if world.rank > 0:
         request = _send(bytes([code]) + reason.encode()[:1000], 0, FAILURE)
         until = time.monotonic() + PATIENCE
@@ -111,9 +139,15 @@ def abort(code: int, reason: str) -> None:
     world.Abort(code)
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End this process in order, where all ranks do so with the same code."""
-    import sys
-
+    if _deaths:
+        _exit(code)
     MPI.Finalize()
     sys.exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -146,13 +146,8 @@ class Checkpoints:
             tensors |= {f"news/{n}": x for n, x in state.news.items()}
             made[path.name] = _save(path, tensors, {})
             if (self.run / LOG_NAME).exists():
-                log = part / LOG
-                log.unlink(missing_ok=True)
-                try:
-                    os.link(self.run / LOG_NAME, log)  # the log is replaced, never changed
-                except OSError:
-                    shutil.copyfile(self.run / LOG_NAME, log)
-                made[log.name] = _describe(log)
+                shutil.copyfile(self.run / LOG_NAME, part / LOG)
+                made[LOG] = _describe(part / LOG)
         return made
 
     def _publish(self, part: Path, place: Path, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +283,7 @@ class _damage_named:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         wrong = (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError, RecursionError)
         if isinstance(error, wrong):
-            raise UserError(f"{self.path} is damaged: {error}; the checkpoint before it is used") from None
+            raise UserError(f"{self.path} is damaged: {error}; looking for an older checkpoint") from None
 
 
 def _heard(inbox: Mapping[str, Tensor], news: Mapping[str, Tensor]) -> list[str]:

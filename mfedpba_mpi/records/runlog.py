@@ -63,6 +63,8 @@ class RunLog:
 
     def start(self, start: Start) -> None:
         """Create the log with everything known before round 1, or take up that of the checkpoint."""
+        if self._file:  # the run goes on without a rank that died
+            self._file.close()
         file = self._file = open_image(start.log) if start.log else self._create(start)
         if start.log:
             # another configuration than before only in its number of rounds

@@ -71,4 +71,4 @@ def report(runs: dict[str, Path], out: Path) -> None:
         writer = csv.writer(file)
         writer.writerow([*COLUMNS, "dataset", "data origin"])
         writer.writerows([*row, config["dataset"], run.attributes["data_origin"]] for row in rows)
-    console().print(f"table: {out / 'ablation.csv'}")
+    click.echo(f"table: {out / 'ablation.csv'}")

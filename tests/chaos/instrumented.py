@@ -1,0 +1,229 @@
+"""``python -m tests.chaos.instrumented ARGS``: the command, which notes where it is (see `board`) and obeys orders.
+
+Orders come in the environment: CHAOS_BOARDS, the directory of the boards, and CHAOS_PLAN, JSON:
+
+* hold {rank, point, round}: the first time that this rank is at the point in this round or later, stay there until
+  released (a signal's handler still runs);
+* limit {ranks, round, bytes}: from the start of this round on, no file of these ranks can grow beyond so many bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mfedpba_mpi.comm.launcher import announced
+from tests.chaos.board import NAMES, Board
+
+LONGEST_HOLD = 60.0
+RANK = announced()[0]
+PLAN = json.loads(os.environ.get("CHAOS_PLAN", "{}"))
+BOARD = Board(Path(os.environ["CHAOS_BOARDS"]) / f"rank-{RANK}", create=True)
+
+
+@contextmanager
+def at(point: str, hold: bool = True) -> Iterator[None]:
+    """Be at a point; held at its beginning, if that is the order and `hold`."""
+    before = BOARD["point"]
+    BOARD["point"] = NAMES.index(point)
+    try:
+        if hold:
+            _hold(point)
+        yield
+    except OSError:
+        BOARD["failed"] = BOARD["failed"] or NAMES.index(point)
+        raise
+    finally:
+        BOARD["point"] = before
+
+
+def _hold(point: str) -> None:
+    order = PLAN.get("hold")
+    if not order or order["rank"] != RANK or order["point"] != point or BOARD["round"] < order["round"]:
+        return
+    del PLAN["hold"]
+    BOARD["held"] = 1
+    until = time.monotonic() + LONGEST_HOLD
+    while not BOARD["release"] and time.monotonic() < until:
+        time.sleep(1e-3)
+
+
+def around(owner: Any, name: str, point: str) -> None:
+    """Be at `point` during every call of ``owner.name``."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def noted(*args: Any, **settings: Any) -> Any:
+        with at(point):
+            return function(*args, **settings)
+
+    setattr(owner, name, noted)
+
+
+def _stopping(module: ModuleType) -> None:
+    listen = module.Stop.listen
+
+    def noted(self: Any) -> None:
+        listen(self)
+        BOARD["point"] = NAMES.index("importing")
+        _hold("importing")
+
+    module.Stop.listen = noted
+
+
+def _simulation(module: ModuleType) -> None:
+    around(module, "prepare", "set-up")
+
+
+def _federation(module: ModuleType) -> None:
+    around(module, "_step", "server step")
+    names = {"_restore": "restore", "_update": "training", "_evaluate": "evaluation", "keep": "snapshot", "end": "end"}
+    for name, point in names.items():
+        around(module.Federation, name, point)
+    work = module.Federation.round
+
+    def noted(self: Any, t: int) -> Any:
+        BOARD["point"] = 0
+        BOARD["round"] = t
+        limit = PLAN.get("limit")
+        if limit and RANK in limit["ranks"] and t >= limit["round"]:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit["bytes"], hard))
+        return work(self, t)
+
+    module.Federation.round = noted
+
+
+def _checkpoint(module: ModuleType) -> None:
+    around(module.Checkpoints, "newest", "find checkpoint")
+    around(module, "_describe", "file to disk")
+
+
+def _serial(module: ModuleType) -> None:
+    around(module.Comm, "finish", "leaving")
+
+
+def _mpi(module: ModuleType) -> None:
+    around(module.MPIComm, "_wait", "waiting")
+    around(module.MPIComm, "finish", "leaving")
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "mfedpba_mpi.stopping": _stopping,
+    "mfedpba_mpi.simulation": _simulation,
+    "mfedpba_mpi.federation": _federation,
+    "mfedpba_mpi.records.checkpoint": _checkpoint,
+    "mfedpba_mpi.comm.serial": _serial,
+    "mfedpba_mpi.comm.mpi": _mpi,
+}
+
+
+class Patching(importlib.abc.MetaPathFinder):
+    """Patches modules when they are imported, so that everything is imported when it would be."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if name not in PATCHES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec
+        assert spec.loader
+        execute = spec.loader.exec_module
+
+        def patched(module: ModuleType) -> None:
+            execute(module)
+            PATCHES[name](module)
+
+        spec.loader.exec_module = patched  # type: ignore[method-assign]
+        return spec
+
+
+def _written(path: Path) -> str:
+    """The point at which this file is half written, if it is one of a run's."""
+    if path.name == ".run.h5.part":
+        return "log half written"
+    if path.name == "log.h5":
+        return "log half copied"
+    if path.name == "server.safetensors":
+        return "server file half written"
+    if path.name.startswith("rank-") and path.suffix == ".safetensors":
+        return "file half written"
+    return "manifest half written" if path.name == "manifest.json" else ""
+
+
+def _patch_files() -> None:
+    """Files are written in two halves, and directories removed in two; moves have a before and an after."""
+    write_bytes, write_text, rmtree = Path.write_bytes, Path.write_text, shutil.rmtree
+    replace, rename, copyfile = os.replace, os.rename, shutil.copyfile
+
+    def noted_bytes(self: Path, data: Any) -> int:
+        point = _written(self)
+        if not point:
+            return write_bytes(self, data)
+        data = bytes(data)
+        with at(point, hold=False), open(self, "wb", buffering=0) as file:
+            _write(file.fileno(), data[: len(data) // 2])
+            _hold(point)
+            _write(file.fileno(), data[len(data) // 2 :])
+        return len(data)
+
+    def noted_text(self: Path, data: str, *args: Any, **settings: Any) -> int:
+        return noted_bytes(self, data.encode()) if _written(self) else write_text(self, data, *args, **settings)
+
+    def moved(function: Callable[..., None], what: str) -> Callable[..., None]:
+        def noted(source: Any, target: Any, **settings: Any) -> None:
+            name = Path(target).name
+            if name != "run.h5" and not name.startswith("round-"):
+                return function(source, target, **settings)
+            with at(f"{what} not yet moved"):
+                function(source, target, **settings)
+            with at(f"{what} moved"):
+                return None
+
+        return noted
+
+    def noted_copy(source: Any, target: Any, **settings: Any) -> Any:
+        return (
+            noted_bytes(Path(target), Path(source).read_bytes()) if _written(Path(target)) else copyfile(source, target)
+        )
+
+    def noted_rmtree(path: Any, *args: Any, **settings: Any) -> None:
+        if Path(path).name.startswith("round-"):
+            with at("pruning", hold=False):
+                os.unlink(os.path.join(path, min(os.listdir(path))))
+                _hold("pruning")
+                return rmtree(path, *args, **settings)
+        return rmtree(path, *args, **settings)
+
+    Path.write_bytes = noted_bytes  # type: ignore[method-assign]
+    Path.write_text = noted_text  # type: ignore[method-assign]
+    os.replace, os.rename = moved(replace, "log"), moved(rename, "checkpoint")
+    shutil.copyfile = noted_copy  # type: ignore[assignment]
+    shutil.rmtree = noted_rmtree  # type: ignore[assignment]
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    with at("start"):
+        sys.meta_path.insert(0, Patching())
+        _patch_files()
+    BOARD["point"] = NAMES.index("start")
+    from mfedpba_mpi.cli import main
+
+    sys.argv[0] = "mfedpba-mpi"
+    main()
