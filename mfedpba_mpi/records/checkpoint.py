@@ -29,7 +29,6 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.numpy import save
 from torch import Tensor
 
 from mfedpba_mpi import __version__
@@ -295,9 +294,25 @@ def _name(t: int) -> str:
     return f"round-{t:08d}"
 
 
-def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
-    arrays = {name: x.detach().contiguous().cpu().numpy() for name, x in tensors.items()}
-    path.write_bytes(save(arrays, metadata | {"format": FORMAT}))  # without any metadata an empty file cannot be read
+_DTYPES = {
+    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Write a safetensors file, tensor by tensor: the library's own writer holds two more copies of everything."""
+    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, **metadata}}
+    end = 0
+    for name, x in tensors.items():
+        start, end = end, end + x.numel() * x.element_size()
+        header[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [start, end]}
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    with open(path, "wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        for x in tensors.values():
+            file.write(x.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
     return _describe(path)
 
 

@@ -106,7 +106,29 @@ def _federation(module: ModuleType) -> None:
     module.Federation.round = noted
 
 
+class Halting(dict[str, Any]):
+    """Tensors that are written up to the middle, then held, then to the end."""
+
+    def __init__(self, tensors: dict[str, Any], point: str):
+        super().__init__(tensors)
+        self.point = point
+
+    def values(self) -> Any:
+        for i, value in enumerate(super().values()):
+            if i == len(self) // 2:
+                _hold(self.point)
+            yield value
+
+
 def _checkpoint(module: ModuleType) -> None:
+    save = module._save
+
+    def noted(path: Path, tensors: dict[str, Any], metadata: Any) -> Any:
+        point = _written(path)
+        with at(point, hold=False):
+            return save(path, Halting(tensors, point), metadata)
+
+    module._save = noted
     around(module.Checkpoints, "newest", "find checkpoint")
     around(module, "_describe", "file to disk")
 

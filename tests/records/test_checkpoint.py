@@ -5,16 +5,17 @@ import json
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import Ended, UserError
 from mfedpba_mpi.methods.base import Client
 from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.records import checkpoint
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
 from mfedpba_mpi.records.runlog import RunLog
 from mfedpba_mpi.simulation import simulate
@@ -201,15 +202,15 @@ def test_other_data_are_refused(saved, tiny, tmp_path):
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished, tmp_path, monkeypatch):
     directory = tmp_path / "full"
     directory.mkdir()
-    write = Path.write_bytes
+    save = checkpoint._save
 
-    def full(self, data):
-        if self.suffix == ".safetensors" and "00000002" in str(self):
+    def full(path, *args):
+        if "00000002" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, data)
+        return save(path, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(checkpoint, "_save", full)
         with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is safe"):
             simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
     assert [path.name for path in (directory / "checkpoints").iterdir()] == ["round-00000001"]
@@ -235,6 +236,21 @@ def test_a_failing_round_leaves_a_checkpoint_of_the_last_good_one(tiny, finished
     assert len(load_run(directory).rounds["accuracy"]) == 2
     assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 2
     assert_same(finished(), go_on(tiny(), tmp_path, directory))
+
+
+def test_files_are_what_safetensors_itself_reads(tmp_path):
+    import safetensors.torch
+
+    tensors = {
+        "transposed": torch.arange(6.0).view(2, 3).T, "flags": torch.tensor([True, False]), "none": torch.zeros(0, 4),
+        "number": torch.tensor(7), "double": torch.tensor(1e-300).double(), "nan": torch.tensor(torch.nan),
+    }  # fmt: skip
+    checkpoint._save(tmp_path / "x.safetensors", tensors, {"about": "ü"})
+    found = safetensors.torch.load_file(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, x in tensors.items():
+        assert found[name].dtype == x.dtype
+        assert torch.equal(found[name].nan_to_num(5), x.nan_to_num(5))
 
 
 def test_checkpoints_are_due_by_rounds_or_by_time(monkeypatch, tmp_path):
