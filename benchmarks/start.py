@@ -1,7 +1,7 @@
 """What is around the work: the answer to ``--help``, the start of a run, what evaluation and the log add to a round.
 
-Of the default youtube run in one process: `help` and `first round` from the call on; a round, its evaluation, and the
-log's part as a mean over 400 rounds, since the log grows.
+Of the default youtube run in one process: `help` and `first round` from the call on; a round, its evaluation, the log's
+part as a mean over 400 rounds, since the log grows, the copy of the state after each round, and a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,8 @@ from benchmarks.common import Case, interleaved
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
-from mfedpba_mpi.federation import End, Round
+from mfedpba_mpi.federation import End, Federation, Round
+from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.runlog import RunLog
 from mfedpba_mpi.simulation import Start, simulate
 
@@ -41,6 +44,23 @@ class Keeper:
     def end(self, end: End) -> None: ...
 
 
+@contextmanager
+def timed(cls: type, name: str) -> Iterator[list[float]]:
+    """The seconds of each call of a method, while this lasts."""
+    function, seconds = getattr(cls, name), []
+
+    def call(*args: Any) -> None:
+        start = time.perf_counter()
+        function(*args)
+        seconds.append(time.perf_counter() - start)
+
+    setattr(cls, name, call)
+    try:
+        yield seconds
+    finally:
+        setattr(cls, name, function)
+
+
 def run() -> Iterator[Case]:
     program = [sys.executable, "-m", "mfedpba_mpi"]
     with tempfile.TemporaryDirectory() as directory:
@@ -55,7 +75,8 @@ def run() -> Iterator[Case]:
         }
         yield Case("start", "youtube", interleaved(calls, repeats=3))
         keeper = Keeper()
-        simulate(config, data, Comm(), [keeper])
+        with timed(Federation, "keep") as kept, timed(Checkpoints, "write") as written:
+            simulate(config, data, Comm(), [keeper], Checkpoints(data, every=1))
         log = RunLog(data)
         log.start(keeper.begin)
         start = time.perf_counter()
@@ -63,5 +84,7 @@ def run() -> Iterator[Case]:
             log.round(dataclasses.replace(keeper.rounds[-1], t=t))
         logged = (time.perf_counter() - start) / 400
     evaluated = float(np.median([result.values["seconds_eval"] for result in keeper.rounds]))
-    times = {"log": logged, "evaluation": evaluated, "round": float(np.median(np.diff(keeper.times)))}
+    rounds = np.diff(keeper.times) - [0.0, *written[:-1]]
+    parts = {"copy of the state": kept, "checkpoint": written, "round": rounds}
+    times = {"log": logged, "evaluation": evaluated} | {name: float(np.median(part)) for name, part in parts.items()}
     yield Case("start", "youtube, a round", times)

@@ -99,6 +99,7 @@ class Federation:
         self.finished = 0
         self.failure: Exception | None = None
         self.began = time.perf_counter()
+        self.saving = 0.0  # seconds that checkpoints have taken since the last round
         if saved:
             self._restore(saved)
         else:
@@ -292,11 +293,13 @@ class Federation:
     def _times(self, clock: Clock, ranks: np.ndarray) -> dict[str, float]:
         """Where the time since the last round went.
 
-        Training and evaluation are those of the slowest rank; communication is what remains beside them and the server,
-        so it counts from the arrival of the last rank and includes packing and logging.
+        Training and evaluation are those of the slowest rank; communication is what remains beside them, the server and
+        a checkpoint after the last round, so it counts from the arrival of the last rank and includes packing, logging
+        and copying the state.
         """
         now = time.perf_counter()
         total, self.began = now - self.began, now
+        saving, self.saving = self.saving, 0.0
         train, evaluation = ranks.max(axis=0)
         server = clock.seconds["server"]
         overlaps = self.comm.size > 1 and not self.method.predicts_from_reply
@@ -305,7 +308,8 @@ class Federation:
             "seconds_train": train,
             "seconds_server": server,
             "seconds_eval": evaluation,
-            "seconds_comm": max(0.0, total - train - server - exposed),
+            "seconds_comm": max(0.0, total - train - server - exposed - saving),
+            "seconds_checkpoint": saving,
             "seconds_total": total,
         }
 

@@ -7,7 +7,7 @@ rows, at most ten batches of them) and the server on uploads of all clients. Eve
     rank    = sum of w_k over its clients, which are placed as in the run
     node    = max(longest rank, sum of ranks / cores)
     round   = longest node's training + max(its evaluation, server) + messages
-    memory  = a process + rows and weights of its clients + the largest client's activations (+ uploads and log)
+    memory  = a process + rows and weights (twice) of its clients + the largest client's activations (+ uploads and log)
 
 Nothing is claimed about the speed of GPUs; their memory and which rank uses which is said.
 """
@@ -196,13 +196,13 @@ def rank_bytes(problem: Problem, process: float, rank: int, clients: Sequence[in
 
 
 def client_bytes(problem: Problem, k: int) -> float:
-    """Bytes that client k keeps: rows (twice while they are read), weights, objects."""
+    """Bytes that client k keeps: rows (twice while they are read), weights and a copy of them, objects."""
     spec, d = problem.clients[k], problem.d
     total = 0.0
     for m, architecture in zip(spec.modalities, spec.architectures, strict=True):
         modality = problem.info.modalities[m]
         total += 2 * (spec.n_train + spec.n_test) * row_bytes(modality)
-        total += 4 * weights(architecture, modality, d)
+        total += 2 * 4 * weights(architecture, modality, d)
         total += MODULE_BYTES * 2 * (len(architecture.widths) + len(convolutions(architecture, modality.width)) + 1)
     return total
 

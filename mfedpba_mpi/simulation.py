@@ -123,7 +123,9 @@ def _simulate(
         stopping = verdict & (Verdict.FAILED | Verdict.VOID) or (verdict & Verdict.STOP and t < config.rounds)
         if checkpoints and federation.kept and (verdict & Verdict.SAVE or stopping):
             comm.where = f"the checkpoint of round {federation.finished}"
+            before = time.perf_counter()
             checkpoints.write(comm, federation.kept, config, store.fingerprint)
+            federation.saving = time.perf_counter() - before
         if stopping:
             raise _end(comm, federation, verdict, checkpoints) from federation.failure
     end = federation.end()

@@ -23,6 +23,7 @@ rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round
         cluster (T, K), modality_bias (T, K, M)    Harmony's; -1 and NaN where there is none
         bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; the whole messages
         seconds_train, seconds_server, seconds_comm, seconds_eval, seconds_total (T,)
+        seconds_checkpoint (T,)    of a checkpoint between the round before and this one, part of seconds_total
         seconds_client (T, K)    CPU seconds of each client's training and evaluation
         participants (T, K) bool
     /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1)
