@@ -33,7 +33,7 @@ class RunCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record:
+            if record and isinstance(parameter, click.Option):
                 sections.setdefault(getattr(parameter, "heading", "Other"), []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
