@@ -177,8 +177,8 @@ def cpu():
 def noted(*args, wait=waiting.wait, **settings):
     start, began = cpu(), time.monotonic()
     wait(*args, **settings)
-    with open("spare.txt", "w") as file:
-        file.write(f"{cpu() - start} {time.monotonic() - began}")
+    with open("spare.txt", "a") as file:
+        print(time.monotonic() - began, cpu() - start, file=file)
 
 if announced()[0] == 6:
     waiting.wait = noted
@@ -190,5 +190,5 @@ def test_a_spare_rank_leaves_the_cores_alone(tmp_path):
     settings = [*map(str, TINY[:-1]), "300", "--partition", "m1"]
     line = ["mpirun", "-n", "7", sys.executable, "-c", SPARE, *settings]
     subprocess.run(line, cwd=tmp_path, capture_output=True, check=True, timeout=300, env=os.environ)
-    cpu, wall = map(float, (tmp_path / "spare.txt").read_text().split())
+    wall, cpu = max([*map(float, line.split())] for line in (tmp_path / "spare.txt").read_text().splitlines())
     assert cpu < 0.05 * wall, f"{cpu:.2f} s of CPU in {wall:.1f} s"

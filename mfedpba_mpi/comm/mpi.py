@@ -17,12 +17,11 @@ from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.waiting import (
     PATIENCE,
+    Spares,
     answer,
     ask,
     listen_for_failures,
-    listen_for_signals,
     note_death,
-    release_spares,
     split_off_spares,
     wait,
 )
@@ -67,7 +66,7 @@ class MPIComm(Comm):
                 "another; use `mpirun --with-ft ulfm` of Open MPI 5, or leave --on-failure out and resume after a death"
             )
         self._comm = split_off_spares(clients + 1)
-        self._timeout, self._active = timeout, self._comm.size
+        self._timeout, self._spares = timeout, Spares(self._comm.size)
         self._failure: tuple[float, Exception] | None = None
         self._ear = 0.0
         self.rank, self.size = self._comm.rank, self._comm.size
@@ -128,7 +127,7 @@ class MPIComm(Comm):
             raise self._failure[1]
         if self.is_server:
             listen_for_failures()
-            self.asked = self.asked or listen_for_signals()
+            self.asked = self.asked or self._spares.heard()
             if now - began > self._timeout:
                 raise RunError(self._missing())
         else:
@@ -152,7 +151,7 @@ class MPIComm(Comm):
     def finish(self, code: int) -> None:
         self.barrier()
         if self.is_server:
-            release_spares(self._active, code)
+            self._spares.release(code)
 
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         width = rows.shape[1]

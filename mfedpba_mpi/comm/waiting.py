@@ -43,25 +43,50 @@ def split_off_spares(active: int) -> MPI.Comm:
 
 
 def wait_as_spare(active: int, stop: Stop) -> int:
-    """The whole life of a rank without clients: no torch, no data, asleep until the run has ended; its exit code."""
+    """The whole life of a rank without clients: no torch, no data, asleep until the run has ended; its exit code.
+
+    It tells rank 0 of a signal at once, or at the end that there was none: one message, which rank 0 waits for.
+    """
     split_off_spares(active)
     code, told = np.zeros(1, np.int64), False
 
-    def pass_on() -> None:
+    def tell() -> None:
         nonlocal told
+        told = True
+        wait(_send(stop.asked.encode(), 0, STOP))
+
+    def pass_on() -> None:
         if stop.asked and not told:
-            told = True
-            wait(_send(stop.asked.encode(), 0, STOP))
+            tell()
 
     wait(MPI.COMM_WORLD.Irecv([code, MPI.INT64_T], source=0, tag=END), pass_on, SPARE_SLEEP)
+    if not told:
+        tell()
     return int(code[0])
 
 
-def release_spares(active: int, code: int) -> None:
-    """On rank 0: let them go."""
-    world = MPI.COMM_WORLD
-    for spare in range(active, world.size):
-        wait(world.Isend([np.array([code]), MPI.INT64_T], dest=spare, tag=END))
+class Spares:
+    """The ranks from `active` on, as rank 0 sees them."""
+
+    def __init__(self, active: int):
+        self._all = range(active, MPI.COMM_WORLD.size)
+        self._silent = set(self._all)
+
+    def heard(self) -> str:
+        """The name of a signal that one of them has got since the last time, if any."""
+        heard = _heard(STOP)
+        if not heard:
+            return ""
+        self._silent.discard(heard[0])
+        return heard[1].decode(errors="replace")
+
+    def release(self, code: int) -> None:
+        """Let them go, with this exit code."""
+        world = MPI.COMM_WORLD
+        for spare in self._all:
+            wait(world.Isend([np.array([code]), MPI.INT64_T], dest=spare, tag=END))
+        for spare in self._silent:
+            wait(world.Irecv([bytearray(100), MPI.BYTE], source=spare, tag=STOP))
 
 
 def _send(words: bytes, to: int, tag: int) -> MPI.Request:
@@ -83,12 +108,6 @@ def listen_for_failures() -> None:
     heard = _heard(FAILURE)
     if heard:
         raise RankFailed(heard[1][1:].decode(errors="replace"), exit_code=heard[1][0])
-
-
-def listen_for_signals() -> str:
-    """On rank 0, while it waits: the signal that a spare rank has got, if any."""
-    heard = _heard(STOP)
-    return heard[1].decode(errors="replace") if heard else ""
 
 
 def answer(where: str) -> None:
@@ -139,12 +158,12 @@ def abort(code: int, reason: str) -> None:
     world.Abort(code)
 
 
-def leave(code: int) -> NoReturn:
+def leave(code: int) -> None:
     """End this process in order, where all ranks do so with the same code."""
-    if _deaths:
-        _exit(code)
-    MPI.Finalize()
-    sys.exit(code)
+    if not _deaths:
+        MPI.Finalize()
+    if _deaths or code:
+        _exit(code)  # at once: after the first code that is not 0 launchers kill whom they still find
 
 
 def _exit(code: int) -> NoReturn:
