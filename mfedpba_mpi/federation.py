@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntFlag
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +40,7 @@ class Verdict(IntFlag):
 
     STOP = 1  # somebody was asked to stop
     VOID = 2  # somebody has given the round up
-    FAILED = 4  # because of an error
+    FAILED = 4  # that was because of an error
     SAVE = 8  # a checkpoint is due
 
 
@@ -261,8 +263,7 @@ class Federation:
     ) -> tuple[dict[str, Any], Verdict]:
         """Losses, scores and times of all clients, and the ranks' times and verdicts, on rank 0: one small gather."""
         terms, predictors, took_part = self.method.client_terms, self.method.predictors, set(active)
-        verdict = Verdict.STOP * bool(self.asked) | Verdict.VOID * self.comm.void
-        verdict |= Verdict.FAILED * bool(self.failure)
+        verdict = self._verdict()
         rows = np.full((len(self.clients) + 1, self._width + 1), np.nan)
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):
             if k in took_part and not verdict & Verdict.VOID:
@@ -272,9 +273,9 @@ class Federation:
         rows[-1, :3] = clock.seconds["train"], clock.seconds["eval"], verdict
         gathered = self.comm.gather_rows(rows)
         if not gathered:
-            return {}, Verdict(verdict)
+            return {}, verdict
         for part in gathered:
-            verdict |= int(part[-1, 2])
+            verdict |= Verdict(int(part[-1, 2]))
         order = np.argsort([k for clients in self.comm.ranks for k in clients])
         table = np.concatenate([part[:-1] for part in gathered])[order]
         tested, *correct = table[:, len(terms) : -1].T.astype(np.int64)
@@ -288,7 +289,12 @@ class Federation:
             "tested": tested,
             "seconds_client": table[:, -1],
             "ranks": np.stack([part[-1, :2] for part in gathered]),
-        }, Verdict(verdict)
+        }, verdict
+
+    def _verdict(self) -> Verdict:
+        """What this rank has to say of the round."""
+        said = {Verdict.STOP: self.asked, Verdict.VOID: self.comm.void, Verdict.FAILED: self.failure}
+        return reduce(or_, (word for word, true in said.items() if true), Verdict(0))
 
     def _times(self, clock: Clock, ranks: np.ndarray) -> dict[str, float]:
         """Where the time since the last round went.

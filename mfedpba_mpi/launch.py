@@ -86,9 +86,8 @@ def launch(
 
     comm = Comm()
     if size > 1:
-        faulthandler.dump_traceback_later(
-            min(safety.timeout, MPI_START), exit=True
-        )  # MPI waits for ever for a rank that died early
+        # MPI waits for ever for a rank that died before it could begin.
+        faulthandler.dump_traceback_later(min(safety.timeout, MPI_START), exit=True)
         from mfedpba_mpi.comm.mpi import MPIComm
 
         faulthandler.cancel_dump_traceback_later()

@@ -10,7 +10,7 @@ from typing import Any
 
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.records.run import LOG_NAME, load_run
+from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, load_run
 
 
 def stored_config(directory: Path) -> tuple[RunConfig, str]:
@@ -18,17 +18,19 @@ def stored_config(directory: Path) -> tuple[RunConfig, str]:
     try:
         run = load_run(directory)
         return RunConfig.from_json(json.dumps(run.attributes["config"])), run.status
-    except UserError as error:
+    except UserError:
+        if not (directory / CHECKPOINTS).is_dir():
+            raise
         from mfedpba_mpi.records.checkpoint import Checkpoints
 
         for saved in Checkpoints(directory).manifests():
             return RunConfig.from_json(json.dumps(saved.config)), "damaged"
-        raise error
+        raise
 
 
 def status_of_same(directory: Path, config: RunConfig) -> str | None:
     """The status of the run in a directory, None where there is none; one with other settings is refused."""
-    if not (directory / LOG_NAME).exists():
+    if not any((directory / name).exists() for name in (LOG_NAME, CHECKPOINTS)):
         return None
     there, status = stored_config(directory)
     old, new = _flat(there.as_dict()), _flat(config.as_dict())

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from mfedpba_mpi.comm.devices import set_up
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import RunConfig
@@ -91,7 +93,7 @@ def _simulate(
 ) -> None:
     began = time.perf_counter()
     problem, partition, store, shards = prepare(config, data_dir, comm)
-    saved = _find(checkpoints, comm, config, store, watching) if checkpoints else None
+    saved = _find(checkpoints, comm, store, watching) if checkpoints else None
     method = load_method(config.method)(problem)
     comm.place([cost(problem, k) for k in range(problem.K)])
     clients = {
@@ -120,7 +122,7 @@ def _simulate(
             federation.finished = t
             if checkpoints:
                 federation.keep()
-        stopping = verdict & (Verdict.FAILED | Verdict.VOID) or (verdict & Verdict.STOP and t < config.rounds)
+        stopping = verdict & Verdict.VOID or (verdict & Verdict.STOP and t < config.rounds)
         if checkpoints and federation.kept and (verdict & Verdict.SAVE or stopping):
             comm.where = f"the checkpoint of round {federation.finished}"
             before = time.perf_counter()
@@ -134,9 +136,7 @@ def _simulate(
     comm.finish(0)
 
 
-def _find(
-    checkpoints: Checkpoints, comm: Comm, config: RunConfig, store: FeatureStore, watching: Sequence[Observer]
-) -> Saved | None:
+def _find(checkpoints: Checkpoints, comm: Comm, store: FeatureStore, watching: Sequence[Observer]) -> Saved | None:
     """The checkpoint to go on from, if there is one, and if it is of the same data."""
 
     def warn(words: str) -> None:
@@ -149,6 +149,8 @@ def _find(
             f"{store.path} is not the data that the run was begun with (fingerprint {store.fingerprint[:12]}, then "
             f"{saved.fingerprint[:12]}); name the directory that has them with --data-dir"
         )
+    if saved and saved.torch != torch.__version__:
+        warn(f"the run was begun with torch {saved.torch}, this is {torch.__version__}: bits may differ from here on")
     return saved
 
 

@@ -4,7 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -61,6 +62,28 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=timeout)
 
     return call
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A function that starts ``mfedpba-mpi ARGS --out out`` and returns once a few rounds are done."""
+    processes = []
+
+    def start(*args: object, ranks: int = 0) -> subprocess.Popen[str]:
+        line = [*(["mpirun", "-n", str(ranks)] if ranks else []), sys.executable, "-m", "mfedpba_mpi", *map(str, args)]
+        process = subprocess.Popen([*line, "--out", "out"], cwd=tmp_path, stdout=-1, stderr=-1, text=True)
+        processes.append(process)
+        until = time.monotonic() + 60
+        while time.monotonic() < until and process.poll() is None:
+            if (tmp_path / "out/run.h5").exists() and len(load_run(tmp_path / "out").rounds.get("tested", ())) > 2:
+                return process
+        process.kill()
+        return pytest.fail(f"no round in a minute: {process.communicate()}")
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ TINY = (
     "--rounds",
     3,
 )
+LONG = (*TINY[:-1], 100000)
 LAYOUTS = (0, 1, 2, 3, 5, 6)  # no mpirun, ..., K + 1 = 5, one spare
 
 
@@ -93,27 +94,6 @@ def test_an_exception_on_one_rank_ends_all_and_names_rank_client_and_round(tmp_p
     assert load_run(tmp_path / "out").status == "failed"
 
 
-@pytest.fixture
-def started(tmp_path):
-    """A function that starts a long run on several ranks and returns once a few rounds are done."""
-    processes = []
-
-    def start(*args, ranks, mpirun=()):
-        line = ["mpirun", *mpirun, "-n", ranks, sys.executable, "-m", "mfedpba_mpi", *TINY[:-1], 100000, "--out", "out"]
-        process = subprocess.Popen([*map(str, (*line, *args))], cwd=tmp_path, stdout=-1, stderr=-1, text=True)
-        processes.append(process)
-        until = time.monotonic() + 60
-        while time.monotonic() < until and process.poll() is None:
-            if (tmp_path / "out/run.h5").exists() and len(load_run(tmp_path / "out").rounds.get("tested", ())) > 2:
-                return process
-        pytest.fail("no round in a minute")
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
 def process_of(rank, tmp_path):
     """The process of a rank of the run that was started in `tmp_path`."""
     for path in Path("/proc").glob("[0-9]*"):
@@ -126,7 +106,7 @@ def process_of(rank, tmp_path):
 
 
 def test_sigusr1_to_the_launcher_ends_all_ranks_in_order(started, tmp_path):
-    process = started(ranks=6)  # one of them spare
+    process = started(*LONG, ranks=6)  # one of them spare
     began = time.monotonic()
     process.send_signal(signal.SIGUSR1)
     _, errors = process.communicate(timeout=30)
@@ -138,7 +118,7 @@ def test_sigusr1_to_the_launcher_ends_all_ranks_in_order(started, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 2, 5], ids=["server", "client", "spare"])
 def test_a_signal_to_one_rank_ends_all_after_the_round(started, tmp_path, rank):
-    process = started(ranks=6)
+    process = started(*LONG, ranks=6)
     began = time.monotonic()
     os.kill(process_of(rank, tmp_path), signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
@@ -148,7 +128,7 @@ def test_a_signal_to_one_rank_ends_all_after_the_round(started, tmp_path, rank):
 
 
 def test_a_rank_that_is_stuck_is_named_and_the_job_ended(started, tmp_path):
-    process = started("--timeout", 2, ranks=3)
+    process = started(*LONG, "--timeout", 2, ranks=3)
     os.kill(process_of(2, tmp_path), signal.SIGSTOP)
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0

@@ -86,6 +86,7 @@ class MPIComm(Comm):
     def agree(self, verdict: int) -> int:
         word = np.array([verdict])
         self._wait(self._comm.Ibcast([word, MPI.INT64_T]))
+        self._failure = None  # if there was one, all have heard of it
         return int(word[0])
 
     def recover(self) -> list[int]:

@@ -36,7 +36,7 @@ from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import Ended, UserError
-from mfedpba_mpi.records.run import LOG_NAME
+from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME
 
 FORMAT, VERSION = "mfedpba-checkpoint", 1
 GENERATIONS = 2
@@ -85,7 +85,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, every: int = 0, minutes: float | None = None):
-        self.run, self.path = directory, directory / "checkpoints"
+        self.run, self.path = directory, directory / CHECKPOINTS
         self.every, self.minutes = every, minutes
         self.newest_round = 0
         self._cost, self._last = 0.0, time.monotonic()

@@ -19,7 +19,7 @@ import numpy as np
 
 from mfedpba_mpi.errors import UserError
 
-LOG_NAME = "run.h5"
+LOG_NAME, CHECKPOINTS = "run.h5", "checkpoints"  # in a run's directory
 BLOCK = 512  # where HDF5 first looks for itself, after 0
 
 
