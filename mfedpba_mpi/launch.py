@@ -152,6 +152,7 @@ def _say(message: str) -> None:
 
 def end_together(message: str, code: int) -> NoReturn:
     """End this process like all the others, which do the same; rank 0 says why."""
+    Stop.ignore()
     if message and announced()[0] == 0:
         _say(message)
     if "mpi4py.MPI" in sys.modules:

@@ -78,9 +78,12 @@ def simulate(
         except RankLost:
             if not (recovers and checkpoints):
                 raise
-            dead = ", ".join(map(str, comm.recover()))
+            dead = comm.recover()
+            if not dead:
+                raise
+            who = ", ".join(map(str, dead))
             for observer in watching:
-                observer.warn(f"died: rank {dead}; going on from the last checkpoint with {comm.size} ranks")
+                observer.warn(f"died: rank {who}; going on from the last checkpoint with {comm.size} ranks")
 
 
 def _simulate(

@@ -31,6 +31,12 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
+    @staticmethod
+    def ignore() -> None:
+        """Be deaf to them: all is done, and what the process says by its exit code is decided."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: at once

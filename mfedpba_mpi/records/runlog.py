@@ -38,6 +38,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -133,6 +134,8 @@ class RunLog:
             aside.write_bytes(seal(file.id.get_file_image()))
             os.replace(aside, self.path)
         except OSError as error:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
             raise RunError(f"cannot write {self.path}: {error.strerror}; the rounds before are safe in it") from error
 
 

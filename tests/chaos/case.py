@@ -223,8 +223,7 @@ class Case:
         else:
             there = attempt.wait_until(lambda: attempt.round >= fault.round)
             time.sleep(fault.delay)  # a random moment is what this is for
-            attempt.look()
-            there = there and attempt.alive
+            there = there and attempt.wait_until(lambda: attempt.boards.keys() >= set(fault.victims))
         if not there:
             return attempt.finish(LONGEST), True, False
         points = {rank: board.point for rank, board in attempt.boards.items()}
@@ -235,7 +234,9 @@ class Case:
         fill = self.disk.fill if fault.kind == "fill" and self.disk else lambda: None
         if fault.kind == "fill" and not attempt.wait_until(lambda: _failed(attempt, fill)):
             return attempt.finish(LONGEST), True, False
-        seconds = attempt.finish(LONGEST if lives else PROMPT, fill)
+        # Without their launcher ranks end when MPI cannot start, and not before they have loaded everything.
+        orphans = not fault.victims and not {"start", "importing"}.isdisjoint(points.values())
+        seconds = attempt.finish(LONGEST if lives or orphans else PROMPT, fill)
         if fault.kind in FULL:
             found = [board.failed for board in attempt.boards.values() if board.failed]
         elif fault.kind in HARD or fault.kind == "lost":
@@ -244,7 +245,7 @@ class Case:
             found = [points[rank] for rank in hit if rank in points]
         self.result.points.update(found)
         self.result.words[-1] += f" [{', '.join(found)}]"
-        return 0.0 if lives else seconds, False, early
+        return 0.0 if lives or orphans else seconds, False, early
 
     @staticmethod
     def _held(attempt: Attempt, fault: Fault) -> bool:
@@ -301,7 +302,7 @@ class Case:
         """What must hold after an attempt: exit code, log, checkpoints."""
         problems = self.result.problems
         tail = output[-1500:]
-        if "Traceback" in output:
+        if "Traceback" in output and not (early and fault and fault.kind in ("int", "twice")):  # Python's own start
             problems.append(f"a traceback: {output[-3000:]}")
         log = None
         if (self.out / "run.h5").exists():
@@ -321,7 +322,7 @@ class Case:
             if (code, complete) != (0, True):
                 problems.append(f"did not go on without rank {fault.victims}: exit code {code}: {tail}")
         elif complete:
-            if code != 0 and kind not in HARD and kind != "lost" and fault.victims:
+            if code != 0 and kind not in (*HARD, "lost", "twice") and fault.victims:
                 problems.append(f"complete, but exit code {code}: {tail}")
         elif code == 0:
             problems.append(f"exit code 0 and status {status!r}: {tail}")
