@@ -13,6 +13,7 @@ from mfedpba_mpi.data.partition import Partition, make_partition
 from mfedpba_mpi.data.shards import ClientData, has_shards, read_client, read_clients, read_partition, write_shards
 from mfedpba_mpi.data.store import FeatureStore, write_store
 from mfedpba_mpi.errors import UserError
+from tests.data.damage import zero_first_chunk
 
 N, K = 1200, 20
 
@@ -104,11 +105,7 @@ def test_there_is_nothing_per_client_but_rows(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["offsets", "train", "owned", "labels", "modalities/0/values", "modalities/2/data"])
 def test_a_chunk_that_became_zeros_is_noticed(path: Path, name: str) -> None:
-    with h5py.File(path) as file:
-        chunk = file[name].id.get_chunk_info(0)
-    content = bytearray(path.read_bytes())
-    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
-    path.write_bytes(content)
+    zero_first_chunk(path, name)
     with pytest.raises(UserError, match="other values than were written"):
         read_clients(path, range(K))
 

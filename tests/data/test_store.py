@@ -13,6 +13,7 @@ from mfedpba_mpi.data import store as store_module
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.data.store import FeatureStore, locate, write_store
 from mfedpba_mpi.errors import UserError
+from tests.data.damage import zero_first_chunk
 
 N = 40
 INFO = Dataset("toy", N, 3, (Modality("a", "I", 5), Modality("b", "L", 300, sparse=True)), "A toy.")
@@ -147,12 +148,7 @@ def test_a_flipped_byte_never_gives_wrong_data(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["labels", "class_names", "modalities/0/values", "modalities/1/data"])
 def test_a_chunk_that_became_zeros_is_noticed(path: Path, name: str) -> None:
-    """Zeros have the Fletcher32 checksum zero."""
-    with h5py.File(path) as file:
-        chunk = file[name].id.get_chunk_info(0)
-    content = bytearray(path.read_bytes())
-    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
-    path.write_bytes(content)
+    zero_first_chunk(path, name)
     with pytest.raises(UserError, match=f"{name.rpartition('/')[2]} has other values than were written"):
         _ = FeatureStore(path).labels(), FeatureStore(path).modality(0), FeatureStore(path).modality(1)
 
