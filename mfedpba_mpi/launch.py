@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from mfedpba_mpi.comm.launcher import announced, first_on_node
+from mfedpba_mpi.comm.launcher import announced, check_slurm, first_on_node, given_gpus, joined, start_mpi
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.errors import Ended, RankLost, RunError, UserError, describe_error
@@ -72,9 +72,21 @@ def launch(
     resume : go on from the last checkpoint, if there is one; otherwise checkpoints that are there are forgotten.
     brief : leave out the table at the end.
     """
+    check_slurm(config.clients)
+    if given_gpus() and config.device != "cpu":
+        from mfedpba_mpi.comm.devices import check_given
+
+        check_given(given_gpus())
     stop = Stop()
     stop.listen()
     rank, size = announced()
+    if size > 1:
+        # MPI waits for ever for a rank that died before it could begin.
+        faulthandler.dump_traceback_later(min(safety.timeout, MPI_START), exit=True)
+        try:
+            start_mpi()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     if size > 1 and rank > config.clients:
         from mfedpba_mpi.comm.waiting import leave, wait_as_spare
 
@@ -86,11 +98,8 @@ def launch(
 
     comm = Comm()
     if size > 1:
-        # MPI waits for ever for a rank that died before it could begin.
-        faulthandler.dump_traceback_later(min(safety.timeout, MPI_START), exit=True)
         from mfedpba_mpi.comm.mpi import MPIComm
 
-        faulthandler.cancel_dump_traceback_later()
         comm = MPIComm(config.clients, safety.timeout, safety.on_failure == "continue")
     elif safety.on_failure == "continue":
         raise UserError(
@@ -126,15 +135,16 @@ def end_all(message: str, code: int) -> NoReturn:
     """End this process, and with it all ranks, with one line from one of them (none where `message` is empty).
 
     Before MPI has started the ranks of a node find the same fault, so one of them says it, and other nodes leave it to
-    rank 0 for a while: where it is alive they have met something of their own.
+    rank 0 for a while: where it is alive they have met something of their own. A start of MPI that leaves every rank
+    alone is found by all, on all nodes.
     """
     rank, size = announced()
-    started = "mpi4py.MPI" in sys.modules
+    started = joined()
     if started and size > 1 and message:
         message = f"rank {rank}, {message}"
     elif rank > 0:
         time.sleep(5)
-        message = message if first_on_node() else ""
+        message = message if first_on_node() and "mpi4py.MPI" not in sys.modules else ""
     if message:
         _say(message)
     if started:

@@ -24,6 +24,21 @@ def pick(requested: str, local_rank: int, visible: int) -> str:
     return "cpu" if requested == "cpu" or visible == 0 else f"cuda:{local_rank % visible}"
 
 
+def check_given(given: int) -> None:
+    """Refuse to leave the `given` GPUs of a job idle because torch sees none of them."""
+    if torch.cuda.device_count() or not given:
+        return
+    if torch.version.cuda or torch.version.hip:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        fix = f"see what `nvidia-smi` says, and CUDA_VISIBLE_DEVICES ({shown or 'empty'})"
+    else:
+        fix = "it is a build for CPUs, install one for CUDA"
+    raise UserError(
+        f"device: SLURM gave {given} GPU{'s' * (given > 1)} on this node, but torch {torch.__version__} sees none: "
+        f"{fix}, or use --device cpu"
+    )
+
+
 def set_up(requested: str, local_rank: int, threads: int) -> torch.device:
     """Pin this process to its device and its number of threads; from here on its results are deterministic."""
     torch.set_num_threads(threads)

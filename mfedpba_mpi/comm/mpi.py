@@ -13,7 +13,6 @@ import numpy as np
 from mpi4py import MPI
 from torch import Tensor
 
-from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.waiting import (
     PATIENCE,
@@ -52,12 +51,6 @@ class MPIComm(Comm):
 
     def __init__(self, clients: int, timeout: float = 3600.0, recovers: bool = False) -> None:
         super().__init__()
-        started, seen = announced()[1], MPI.COMM_WORLD.size
-        if started != seen:
-            raise UserError(
-                f"the launcher started {started} ranks, but MPI sees {seen}: mpi4py uses another MPI than the "
-                "launcher; under srun add --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
-            )
         self.library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
         if recovers and not _mitigated():
             raise UserError(

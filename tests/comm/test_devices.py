@@ -1,0 +1,66 @@
+"""The GPUs of a SLURM job: who takes which, and what is said when torch sees none."""
+
+import pytest
+import torch
+
+from mfedpba_mpi.comm.devices import check_given, pick
+from mfedpba_mpi.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [
+        (4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        (1, ["cuda:0"] * 4),
+        (3, ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]),
+        (8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+    ],
+    ids=["all see all", "each sees its own", "more ranks than GPUs", "more GPUs than ranks"],
+)
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_four_ranks_of_a_node_take_its_gpus_by_local_rank(requested, visible, devices):
+    assert [pick(requested, local_rank, visible) for local_rank in range(4)] == devices
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """A function that makes torch a build for that CUDA which sees so many GPUs."""
+
+    def make(cuda, visible):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", None)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+
+    return make
+
+
+def test_gpus_given_to_a_torch_for_cpus_are_refused(build):
+    build(None, 0)
+    with pytest.raises(UserError, match=r"gave 4 GPUs on .* torch \d.* a build for CPUs, .* CUDA, or use --device cpu"):
+        check_given(4)
+
+
+def test_gpus_hidden_from_a_torch_for_cuda_are_refused(build, monkeypatch):
+    build("12.4", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match=r"gave 1 GPU on .* `nvidia-smi` .* CUDA_VISIBLE_DEVICES \(empty\), or use"):
+        check_given(1)
+
+
+@pytest.mark.parametrize(("given", "visible"), [(4, 4), (4, 1), (0, 0), (0, 2)])
+def test_gpus_that_are_seen_or_were_never_given_are_no_matter(build, given, visible):
+    build("12.4", visible)
+    check_given(given)
+
+
+TINY = ("--dataset", "synthetic", "--samples", 120, "--dims", "6,10,8", "--rounds", 1)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="torch sees GPUs here")
+def test_a_run_leaves_no_gpu_idle_unless_told_to(command, monkeypatch):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    result = command(*TINY)
+    assert result.returncode == 2
+    assert result.stderr.startswith("mfedpba-mpi: device: SLURM gave 2 GPUs")
+    assert result.stderr.count("\n") == 1
+    assert command(*TINY, "--device", "cpu").returncode == 0
