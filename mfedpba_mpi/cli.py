@@ -18,6 +18,7 @@ from mfedpba_mpi.errors import Ended, RankFailed, RunError, UserError, describe_
 from mfedpba_mpi.launch import claim, end_all, end_together, launch
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.options import fields_of
+from mfedpba_mpi.studies.commands import study
 
 
 class DefaultGroup(click.Group):
@@ -106,7 +107,7 @@ def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
     """Train MFedPBA whole, without each of its loss terms in turn, and with equal averaging (EA); make one table.
 
     Takes the settings of `run`. Finished runs under OUT are kept and interrupted ones resumed, so that the command may
-    be repeated; the table is printed and stored as OUT/ablation.csv.
+    be repeated; the table is printed and stored in OUT as text, Markdown, LaTeX and CSV.
     """
     from mfedpba_mpi.studies.ablation import run_ablation
 
@@ -135,6 +136,7 @@ def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **option
 
 
 cli.add_command(data)
+cli.add_command(study)
 
 
 @cli.command("methods", short_help="List the methods and their parameters.")

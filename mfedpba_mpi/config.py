@@ -85,7 +85,7 @@ class RunConfig:
 
     def to_json(self) -> str:
         """The whole configuration as JSON, with the method's parameters under its name."""
-        values = {name: getattr(self, name) for name in _settings()}
+        values = {name: getattr(self, name) for name in setting_names()}
         return json.dumps(values | {self.method: dataclasses.asdict(self.params)})
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class RunConfig:
             raise UserError(f"the configuration is not valid JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"the configuration is not a table of settings, but {shown(values)}")
-        _refuse_missing(_settings(), values)
+        _refuse_missing(setting_names(), values)
         config = make_config(values)
         _refuse_missing([config.method], values)
         _refuse_missing(fields_of(type(config.params)), values[config.method], f"{config.method}.")
@@ -116,7 +116,7 @@ class RunConfig:
         return f"{Path(self.dataset).stem}-{self.partition}-{self.method}-s{self.seed}"
 
 
-def _settings() -> list[str]:
+def setting_names() -> list[str]:
     """The settings of a run by name, but for the method's own."""
     return [name for name in fields_of(RunConfig) if name != "params"]
 
@@ -165,7 +165,7 @@ def make_config(
     file : the same, from a TOML file; `given` wins over it.
     flags : parameters of whatever method the run has, by their name alone.
     """
-    known = _settings()
+    known = setting_names()
     file = file or {}
     for name, value in (*file.items(), *given.items()):
         if name not in known and name not in METHODS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import IO
 
 from rich import box
 from rich.console import Console
@@ -12,10 +13,11 @@ from rich.text import Text
 from mfedpba_mpi.comm.launcher import on_terminal
 
 
-def console() -> Console:
-    """A console that wraps at the terminal's width, or at 120 columns where there is none."""
-    terminal = on_terminal()
-    return Console(force_terminal=terminal, width=None if terminal else 120, highlight=False)
+def console(file: IO[str] | None = None) -> Console:
+    """A console that wraps at the terminal's width, or at 120 columns where there is none (not at all in a file)."""
+    terminal = on_terminal() and file is None
+    width = None if terminal else 120 if file is None else 1000
+    return Console(file=file, force_terminal=terminal, width=width, highlight=False)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
@@ -38,3 +40,11 @@ def bytes_of(n: float) -> str:
             return f"{n:.4g} {unit}"
         n /= 1000
     return f"{n:.4g} GB"
+
+
+def duration(seconds: float) -> str:
+    """A time in a unit that suits it."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

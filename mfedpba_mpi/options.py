@@ -67,6 +67,26 @@ def kind_of(cls: type, name: str) -> tuple[type, bool]:
     return hint, False
 
 
+def flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested tables as one, names joined by dots."""
+    joined: dict[str, Any] = {}
+    for name, value in values.items():
+        joined |= flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
+    return joined
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A table whose names have at most one dot, as tables in a table: what `flat` joined."""
+    tables: dict[str, Any] = {}
+    for name, value in values.items():
+        table, dot, key = name.partition(".")
+        if dot:
+            tables.setdefault(table, {})[key] = value
+        else:
+            tables[name] = value
+    return tables
+
+
 def _convert(kind: Any, value: Any) -> Any:
     """`value` as `kind`, from a TOML value or a command-line string; ValueError or TypeError where it is not one."""
     if typing.get_origin(kind) is tuple:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.options import flat
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, load_run
 
 
@@ -33,7 +32,7 @@ def status_of_same(directory: Path, config: RunConfig) -> str | None:
     if not any((directory / name).exists() for name in (LOG_NAME, CHECKPOINTS)):
         return None
     there, status = stored_config(directory)
-    old, new = _flat(there.as_dict()), _flat(config.as_dict())
+    old, new = flat(there.as_dict()), flat(config.as_dict())
     names = [name for name in old | new if old.get(name) != new.get(name)]
     if names:
         differences = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in names)
@@ -41,14 +40,6 @@ def status_of_same(directory: Path, config: RunConfig) -> str | None:
             f"out: the run in {directory} was begun with other settings: {differences}; use these, or another --out"
         )
     return status
-
-
-def _flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested tables as one, names joined by dots."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
-    return flat
 
 
 def extended(config: RunConfig, rounds: int) -> RunConfig:

@@ -130,14 +130,17 @@ def test_a_flag_goes_to_whichever_method_has_it(command, tmp_path):
 def test_the_ablation_makes_one_table_and_keeps_finished_runs(command, tmp_path):
     result = command("ablate", *RUN, "--out", "a")
     assert result.returncode == 0, result.stderr
-    rows = (tmp_path / "a" / "ablation.csv").read_text().splitlines()
+    rows = (tmp_path / "a" / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == [
         "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA",
     ]  # fmt: skip
-    assert all(row.endswith(",synthetic,synthetic") for row in rows[1:])
-    before = (tmp_path / "a" / "EA" / "run.h5").stat().st_mtime_ns
+    assert all("(synthetic data)" in row for row in rows[1:])
+    configs = [load_run(tmp_path / "a" / name).attributes["config"] for name in ("full", "w-o-rec", "ea")]
+    assert [c["mfedpba"]["without"] for c in configs] == [[], ["rec"], []]
+    assert [c["mfedpba"]["equal_average"] for c in configs] == [False, False, True]
+    before = (tmp_path / "a" / "ea" / "run.h5").stat().st_mtime_ns
     assert "round" not in command("ablate", *RUN, "--out", "a").stdout.replace("rounds", "")
-    assert (tmp_path / "a" / "EA" / "run.h5").stat().st_mtime_ns == before
+    assert (tmp_path / "a" / "ea" / "run.h5").stat().st_mtime_ns == before
     other = command("ablate", *RUN, "--seed", 1, "--out", "a")
     assert other.returncode == 2
     assert "other settings" in other.stderr

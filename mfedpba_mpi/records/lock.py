@@ -35,6 +35,20 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def held(directory: Path) -> bool:
+    """Whether a living process holds the lock of a directory, as far as can be seen from here."""
+    path = directory / LOCK_NAME
+    owner = _owner(path)
+    if not owner or owner["host"] == socket.gethostname():
+        return bool(owner) and _alive(owner["pid"])
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+
+
 def _replace(descriptor: int, words: str) -> None:
     """The owner's name, for others to read; a full disk keeps nobody from running."""
     try:

@@ -1,0 +1,319 @@
+"""`mfedpba-mpi study ...`: many runs from one file."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfedpba_mpi.comm.launcher import announced
+from mfedpba_mpi.data.commands import PathType, data_dir_option
+from mfedpba_mpi.errors import Ended, UserError
+from mfedpba_mpi.stopping import EXIT_INTERRUPTED
+from mfedpba_mpi.studies.study import FILE, RANKS, Planned, Study, find_study, put, read_study, shipped_studies
+
+Function = Callable[..., Any]
+
+
+@click.group()
+def study() -> None:
+    """Many runs from one file: a table of a paper, a grid, a scaling study.
+
+    \b
+    mfedpba-mpi study list                             the paper's experiments, ready to run
+    mfedpba-mpi study run main-table --quick           a minute or two
+    mfedpba-mpi study show fusion > mine.toml          to start from
+    mfedpba-mpi study run mine.toml --dry-run          what it would run, and for how long
+    mfedpba-mpi study run mine.toml --jobs 4           again to go on, after whatever happened
+    mfedpba-mpi study submit mine.toml --time 02:00:00 the same as a SLURM job array
+    """
+    if announced()[1] > 1:
+        raise UserError("study: starts the ranks of its runs itself; start it without mpirun (--ranks N says how many)")
+
+
+def _study_options(function: Function) -> Function:
+    """FILE, and what may be changed of it on the command line."""
+    for decorate in reversed(
+        (
+            click.argument("source", metavar="FILE"),
+            click.option("--quick", is_flag=True, help="the study's quick form, of a minute or two"),
+            click.option(
+                "--set", "assignments", multiple=True, metavar="NAME=VALUE[,VALUE]",
+                help="change a setting, or cut a list to these values: --set rounds=50 --set seed=0,1",
+            ),
+            click.option("--ranks", type=int, metavar="N", help="ranks of each run, at most K + 1  [default: 1]"),
+            click.option("--out", type=PathType, metavar="DIR", help="where the runs go  [default: runs/<study>]"),
+            data_dir_option,
+        )
+    ):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
+def _opened(
+    source: str, quick: bool, assignments: Sequence[str], ranks: int | None, out: Path | None, data_dir: Path
+) -> tuple[Study, Path, list[Planned]]:
+    """The study that the options describe, its directory and its runs."""
+    found = find_study(source)
+    if quick:
+        found = found.shortened()
+    changes = dict(map(_assignment, assignments)) | ({} if ranks is None else {RANKS: ranks})
+    found = found.changed(changes)
+    directory = out or (Path(source) if Path(source, FILE).is_file() else Path("runs") / found.name)
+    runs = found.plan(data_dir)
+    return found, directory, runs
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """(name, value) of ``NAME=VALUE``, a list where there are commas; values as in TOML, or plain words."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"set: {text!r} is not of the form NAME=VALUE, for example rounds=50 or seed=0,1")
+    values = [_value(part.strip()) for part in value.split(",")]
+    return name.strip(), values if len(values) > 1 else values[0]
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _claim(found: Study, directory: Path) -> None:
+    """Write the study into its directory; one with other settings or lists of other names stays where it is."""
+    path = directory / FILE
+    if path.is_file():
+        there = read_study(path)
+        old, new = ({**s.settings, "lists to cross": list(s.axes)} for s in (there, found))
+        names = [name for name in {**old, **new} if name != RANKS and old.get(name) != new.get(name)]
+        if names:
+            words = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in names)
+            raise UserError(f"out: {directory} holds another study: {words}; use these, or another --out")
+        if path.read_text(encoding="utf-8") == found.to_toml():
+            return  # several elements of an array may be here at once
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        put(path, found.to_toml())
+    except OSError as error:
+        raise UserError(f"out: cannot write {path}: {error.strerror}; choose another --out") from None
+
+
+@study.command("list")
+def list_studies() -> None:
+    """List the studies that come with the program: every experiment of the paper."""
+    from mfedpba_mpi.console import console, table
+
+    rows = []
+    for found in shipped_studies():
+        lists = " x ".join(f"{len(choices)} {axis.rpartition('.')[2]}" for axis, choices in found.axes.items())
+        rows.append((found.name, found.title, lists))
+    console().print(table(["study", "", "runs"], rows))
+
+
+@study.command()
+@click.argument("source", metavar="FILE")
+def show(source: str) -> None:
+    """Print a study as a file to start from."""
+    click.echo(find_study(source).to_toml(), nl=False)
+
+
+@study.command()
+@_study_options
+@click.option("--jobs", type=click.IntRange(1), default=1, metavar="N", help="runs side by side  [default: 1]")
+@click.option("--dry-run", is_flag=True, help="show what would be run, and for how long; start nothing")
+@click.option("--commands", is_flag=True, help="print the command of every run; start nothing")
+@click.option("--part", metavar="I/N", help="every N-th run from the I-th on, I from 0 (for job arrays)")
+@click.option("--launcher", default="mpirun", metavar="CMD", help="what starts several ranks  [default: mpirun]")
+def run(
+    jobs: int, dry_run: bool, commands: bool, part: str | None, launcher: str, data_dir: Path, **options: Any
+) -> None:
+    """Run a study: FILE, the name of one that comes with the program, or a directory to go on with.
+
+    Complete runs are skipped, interrupted and failed ones go on from their last checkpoint, and one that fails does
+    not stop the others. Exit codes: 0 all complete, 1 some failed, 75 interrupted: the same command goes on.
+    """
+    found, directory, runs = _opened(data_dir=data_dir, **options)
+    mine = runs[_part(part)]
+    from mfedpba_mpi.studies.running import Runner
+    from mfedpba_mpi.studies.tables import save, show_table, tabulate
+
+    if found.alone and jobs > 1:
+        click.echo("its runs measure time, so they go one after the other")
+        jobs = 1
+    runner = Runner(directory, data_dir, jobs, launcher)
+    if commands:
+        for planned in mine:
+            click.echo(shlex.join(runner.line(planned)))
+        return
+    if dry_run:
+        _show_plan(found, directory, mine, data_dir, jobs)
+        return
+    _claim(found, directory)
+    _make_data(mine, data_dir)
+    code = runner.run(mine)
+    if not part:
+        results = tabulate(found, directory)
+        show_table(results)
+        save(results, directory)
+    if code:
+        raise Ended("interrupted" if code == EXIT_INTERRUPTED else "failed", "", code)
+
+
+@study.command()
+@_study_options
+@click.option("--account", default="", metavar="NAME", help="SLURM account")
+@click.option("--partition", default="", metavar="NAME", help="SLURM partition")
+@click.option(
+    "--time", default="", metavar="HH:MM:SS", help="time limit of an element; it goes on in another if needed"
+)
+@click.option("--nodes", type=click.IntRange(1), default=1, metavar="N", help="nodes of an element  [default: 1]")
+@click.option("--cpus-per-task", type=click.IntRange(1), default=1, metavar="N", help="cores of a rank  [default: 1]")
+@click.option("--gpus-per-node", default="", metavar="N", help="GPUs of a node; its ranks take them in turn")
+@click.option("--mem", default="", metavar="SIZE", help="memory of a node")
+@click.option(
+    "--sbatch", "extra", multiple=True, metavar="OPTION", help="any other option of sbatch, as --sbatch=--qos=x"
+)
+@click.option("--per-element", type=click.IntRange(1), default=1, metavar="N", help="runs of an element  [default: 1]")
+@click.option("--at-once", type=click.IntRange(0), default=0, metavar="N", help="elements at a time  [default: all]")
+@click.option("--jobs", type=click.IntRange(1), default=1, metavar="N", help="runs side by side in an element")
+@click.option(
+    "--launcher", default="mpirun", metavar="CMD", help="what starts several ranks: mpirun, or srun --mpi=pmix"
+)
+@click.option(
+    "--setup", multiple=True, metavar="LINE", help="a line before the program, as --setup 'module load openmpi'"
+)
+@click.option("--print", "show_only", is_flag=True, help="show the scripts; write and submit nothing")
+def submit(
+    per_element: int,
+    at_once: int,
+    jobs: int,
+    launcher: str,
+    setup: tuple[str, ...],
+    show_only: bool,
+    data_dir: Path,
+    nodes: int,
+    cpus_per_task: int,
+    account: str,
+    partition: str,
+    time: str,
+    gpus_per_node: str,
+    mem: str,
+    extra: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Submit a study as a SLURM job array, and a job that makes its table when all elements have ended.
+
+    Before its time limit an element stops in order and queues itself again; it goes on where it was. Submitted again,
+    only what is not complete is run.
+    """
+    from mfedpba_mpi.studies.slurm import Resources, Submission
+
+    found, directory, runs = _opened(data_dir=data_dir, **options)
+    jobs = 1 if found.alone else min(jobs, per_element)
+    tasks = jobs * max(planned.ranks for planned in runs)
+    resources = Resources(account, partition, time, nodes, tasks, cpus_per_task, gpus_per_node, mem, extra)
+    elements = -(-len(runs) // per_element)
+    job = Submission(found.name, directory, data_dir, elements, at_once, resources, setup, launcher, jobs)
+    if show_only:
+        click.echo(f"{job.array()}\n{job.table()}", nl=False)
+        return
+    _claim(found, directory)
+    _make_data(runs, data_dir)
+    array, table = job.submit()
+    click.echo(f"array {array}: {elements} elements, {len(runs)} runs in {directory}; table afterwards: job {table}")
+    click.echo(f"how far it is: mfedpba-mpi study status {directory}; what it prints: {directory}/slurm")
+
+
+def _part(text: str | None) -> slice:
+    """The runs of a part I/N."""
+    try:
+        index, count = map(int, (text or "0/1").split("/"))
+        if not 0 <= index < count:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"part: {text!r} is not of the form I/N with I from 0 to N - 1") from None
+    return slice(index, None, count)
+
+
+def _make_data(runs: Sequence[Planned], data_dir: Path) -> None:
+    """Make synthetic stand-ins once, before many runs want the same."""
+    from mfedpba_mpi.data.sources import open_dataset
+
+    configs = {(p.config.dataset, p.config.samples, p.config.classes, p.config.dims): p.config for p in runs}
+    for config in configs.values():
+        open_dataset(config, data_dir)
+
+
+def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir: Path, jobs: int) -> None:
+    from mfedpba_mpi.console import console, duration
+    from mfedpba_mpi.studies.estimating import estimate
+    from mfedpba_mpi.studies.state import COMPLETE, overview, state_of
+    from mfedpba_mpi.studies.tables import Measure, lay_out, show_table
+
+    screen = console()
+    states = {planned.path: state_of(directory / planned.path) for planned in runs}
+    seconds: dict[Path, float] = {}
+    with screen.status("calibrating") as status:
+        for planned, each in estimate(runs, data_dir):
+            seconds[planned.path] = each
+            status.update(f"calibrating, {len(seconds)} of {len(runs)}")
+    minutes = [(planned, seconds[planned.path] / 60, "") for planned in runs]
+    show_table(lay_out(found, minutes, Measure("estimated minutes a run, on this machine", digits=1, plain=True)))
+    screen.print(f"{len(runs)} runs in {directory}: {overview(states.values())}", markup=False)
+    left = [p for p in runs if states[p.path].status != COMPLETE]
+    total = sum(seconds[p.path] * (1 - states[p.path].rounds / p.config.rounds) for p in left)
+    together = f", {duration(total / jobs)} with {jobs} side by side on as many cores" if jobs > 1 else ""
+    screen.print(f"to do: {duration(total)} one after the other{together}")
+
+
+@study.command()
+@click.argument("directory", metavar="DIR", type=PathType)
+def status(directory: Path) -> None:
+    """Say how far the runs of the study in DIR are; those that are not complete, one by one."""
+    from mfedpba_mpi.console import console, table
+    from mfedpba_mpi.studies.state import COMPLETE, WAITING, overview, state_of
+
+    found = _stored(directory)
+    states = {place.path: state_of(directory / place.path) for place in found.places()}
+    rows = [(p, s.status, s.progress, s.reason) for p, s in states.items() if s.status not in (COMPLETE, WAITING)]
+    if rows:
+        console().print(table(["run", "status", "rounds", ""], rows))
+    click.echo(f"{found.title}: {len(states)} runs in {directory}: {overview(states.values())}")
+
+
+def _stored(directory: Path) -> Study:
+    if not (directory / FILE).is_file():
+        raise UserError(f"no study in {directory}; a study's directory holds {FILE}")
+    return read_study(directory / FILE)
+
+
+@study.command("table")
+@click.argument("directory", metavar="DIR", type=PathType)
+@click.option("--format", "form", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]")
+@click.option("--measure", default="", metavar="NAME", help="what a cell shows  [default: the study's, or last_five]")
+@click.option("--save", "saving", is_flag=True, help="store it in DIR as table.txt, .md, .tex and .csv too")
+def make_table(directory: Path, form: str, measure: str, saving: bool) -> None:
+    """Print the table of the study in DIR: mean and deviation over seeds, best bold, second best underlined.
+
+    \b
+    Measures: last_five (mean accuracy of the last five rounds), last, best, client_mean (unweighted over clients),
+    seconds (of a round), client_seconds (CPU seconds of a client a round), kilobytes (payload a round).
+    """
+    from mfedpba_mpi.options import unknown
+    from mfedpba_mpi.studies.tables import FORMATS, save, show_table, tabulate
+
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    found = _stored(directory)
+    results = tabulate(found, directory, measure)
+    if form == "text":
+        show_table(results)
+    else:
+        click.echo(FORMATS[form][1](results), nl=False)
+    if saving:
+        save(results, directory)

@@ -1,0 +1,38 @@
+"""How long a study's runs will take, before they are started.
+
+Runs that differ only in what does not change a step's work (seed, partition, clients, weights and rates) have the same
+speed, so one of each kind is calibrated (see `planning`); the others follow from what their clients cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.planning import imagine, make_plan
+from mfedpba_mpi.preparing import cost
+from mfedpba_mpi.studies.study import Planned
+
+_HARMLESS = ("seed", "partition", "clients", "alpha", "rounds", "lr", "validation", "params", "device")
+
+
+def kind(config: RunConfig) -> tuple[Any, ...]:
+    """What the speed of a step depends on; of a method's own settings the words and whole numbers."""
+    common = {name: value for name, value in dataclasses.asdict(config).items() if name not in _HARMLESS}
+    own = {name: value for name, value in dataclasses.asdict(config.params).items() if not isinstance(value, float)}
+    return repr(common), repr(own)
+
+
+def estimate(runs: Sequence[Planned], data_dir: Path) -> Iterable[tuple[Planned, float]]:
+    """(run, seconds) of each of them, as they become known."""
+    rates: dict[tuple[Any, ...], float] = {}
+    for planned in runs:
+        config = planned.config
+        problem = imagine(config, data_dir)
+        total = sum(cost(problem, k) for k in range(problem.K))
+        if kind(config) not in rates:
+            rates[kind(config)] = make_plan(config, data_dir, planned.ranks).seconds / total
+        yield planned, rates[kind(config)] * total * config.rounds

@@ -1,0 +1,134 @@
+"""Running a study here: so many runs side by side, each a process, or ranks of its own, with its output in a file.
+
+A run that is complete is skipped, one that is not goes on from its checkpoint (`run --resume`), one that fails is
+reported at the end. Signals that end a run in order end all of them so; the next `study run` goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
+from mfedpba_mpi.studies.state import COMPLETE, FAILED, INTERRUPTED, OUTPUT, RUNNING, State, last_words, state_of
+from mfedpba_mpi.studies.study import Planned
+from mfedpba_mpi.studies.watching import Board
+
+LOOK = 0.5  # seconds between two looks at the runs
+
+
+@dataclass
+class Outcome:
+    """A run that has come to an end here: how, and after how many seconds."""
+
+    planned: Planned
+    state: State
+    seconds: float
+
+
+@dataclass
+class Runner:
+    """Runs what is not complete.
+
+    Attributes
+    ----------
+    directory, data_dir : where the runs go, and where datasets are.
+    jobs : runs side by side.
+    launcher : what starts a run on several ranks, before ``-n RANKS``.
+    """
+
+    directory: Path
+    data_dir: Path
+    jobs: int = 1
+    launcher: str = "mpirun"
+    _processes: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _told: set[tuple[Path, signal.Signals]] = field(default_factory=set)
+    _stop: Stop = field(default_factory=Stop)
+
+    def run(self, runs: Sequence[Planned]) -> int:
+        """Run them all; the exit code is 0 where all are complete, 75 after a signal, 1 where one failed."""
+        states = {planned.path: state_of(self.directory / planned.path) for planned in runs}
+        skipped = [planned for planned in runs if states[planned.path].status in (COMPLETE, RUNNING)]
+        todo = [planned for planned in runs if planned not in skipped]
+        if any(planned.ranks > 1 for planned in todo) and not shutil.which(shlex.split(self.launcher)[0]):
+            raise UserError(f"launcher: no {shlex.split(self.launcher)[0]} on the PATH to start several ranks with")
+        self._stop.listen()
+        board = Board(self.directory, runs, states)
+        outcomes = []
+        with ThreadPoolExecutor(self.jobs) as pool, board:
+            waiting: set[Future[Outcome]] = {pool.submit(self._execute, planned) for planned in todo}
+            try:
+                while waiting:
+                    ended, waiting = wait(waiting, LOOK, FIRST_COMPLETED)
+                    for future in ended:
+                        outcomes.append(future.result())
+                        board.ended(outcomes[-1].planned, outcomes[-1].state, outcomes[-1].seconds)
+                    if self._stop.asked:
+                        self._pass_on(signal.SIGUSR1)
+                    board.look([path for path, process in list(self._processes.items()) if process.poll() is None])
+            except BaseException:
+                self._stop.asked = self._stop.asked or "an error"
+                self._pass_on(signal.SIGKILL)
+                raise
+        failed = [outcome for outcome in outcomes if outcome.state.status == FAILED]
+        board.report(failed=[(o.planned, o.state) for o in failed], stopped=self._stop.asked)
+        return EXIT_INTERRUPTED if self._stop.asked else 1 if failed else 0
+
+    def line(self, planned: Planned) -> list[str]:
+        """The command that runs it."""
+        ranks = [*shlex.split(self.launcher), "-n", str(planned.ranks)] if planned.ranks > 1 else []
+        out, data = str(self.directory / planned.path), str(self.data_dir)
+        program = [sys.executable, "-m", "mfedpba_mpi", "run", *planned.arguments]
+        return [*ranks, *program, "--data-dir", data, "--out", out, "--resume"]
+
+    def _execute(self, planned: Planned) -> Outcome:
+        """Run it to its end, in a thread that does nothing but wait for it."""
+        if self._stop.asked:
+            return Outcome(planned, State(INTERRUPTED), 0.0)
+        began, directory = time.monotonic(), self.directory / planned.path
+        try:
+            code = self._start(planned, directory).wait()
+            state = state_of(directory)
+        except OSError as error:
+            code, state = 1, State(FAILED, reason=f"cannot be started: {error}")
+        if code and (self._stop.asked or code == EXIT_INTERRUPTED):
+            state = replace(state, status=INTERRUPTED)
+        elif code or state.status != COMPLETE:
+            state = replace(state, status=FAILED, reason=state.reason or last_words(directory))
+        return Outcome(planned, state, time.monotonic() - began)
+
+    def _start(self, planned: Planned, directory: Path) -> subprocess.Popen[bytes]:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / OUTPUT, "ab") as output:
+            output.write(f"$ {shlex.join(self.line(planned))}\n".encode())
+            output.flush()
+            process = self._processes[planned.path] = subprocess.Popen(
+                self.line(planned), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, env=self._environment(planned),
+            )  # fmt: skip
+        return process
+
+    @staticmethod
+    def _environment(planned: Planned) -> dict[str, str]:
+        """A run in one process has nothing to do with the tasks of a batch job that it is started in."""
+        tasks = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS") if planned.ranks == 1 else ()
+        return {name: value for name, value in os.environ.items() if name not in tasks}
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to every run that is going, once."""
+        for path, process in list(self._processes.items()):
+            if process.poll() is None and (path, number) not in self._told:
+                self._told.add((path, number))
+                with suppress(ProcessLookupError):
+                    (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)

@@ -1,0 +1,78 @@
+"""How far the run in a directory has come, as its files tell."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.records.lock import held
+from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
+
+OUTPUT = "output.txt"  # in a run's directory: what it printed
+WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
+
+
+@dataclass(frozen=True)
+class State:
+    """A run's status, its finished rounds of how many, its last average accuracy (NaN: none yet), and why it failed."""
+
+    status: str
+    rounds: int = 0
+    total: int = 0
+    accuracy: float = math.nan
+    reason: str = ""
+
+    @property
+    def progress(self) -> str:
+        """Rounds and accuracy in a few words."""
+        accuracy = "" if math.isnan(self.accuracy) else f" {self.accuracy:.2%}"
+        return f"{self.rounds}/{self.total}{accuracy}" if self.total else ""
+
+
+def state_of(directory: Path) -> State:
+    """The state of the run in a directory; one that was killed counts as interrupted."""
+    going = held(directory)
+    if not any((directory / name).exists() for name in (LOG_NAME, CHECKPOINTS)):
+        if going:
+            return State(RUNNING)
+        if (directory / OUTPUT).exists():
+            return State(FAILED, reason=last_words(directory))
+        return State(WAITING)
+    try:
+        run = load_run(directory)
+    except UserError as error:
+        return State(RUNNING if going else INTERRUPTED, reason=str(error))
+    status = RUNNING if going else INTERRUPTED if run.status == RUNNING else run.status
+    average = run.average().tolist() if "tested" in run.rounds else []
+    reason = str(run.attributes.get("reason", "")) if status == FAILED else ""
+    accuracy = average[-1] if average else math.nan
+    rounds = len(run.rounds.get("tested", ()))
+    return State(status, rounds, run.attributes["config"]["rounds"], accuracy, reason)
+
+
+def complete_run(directory: Path) -> Run | None:
+    """The run in a directory if it is complete."""
+    try:
+        run = load_run(directory)
+    except UserError:  # none, or damaged
+        return None
+    return run if run.status == COMPLETE else None
+
+
+def last_words(directory: Path) -> str:
+    """The last line that a run printed."""
+    try:
+        lines = (directory / OUTPUT).read_text(errors="replace").split("\n")
+    except OSError as error:
+        return f"it left no output: {error.strerror}"
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def overview(states: Iterable[State]) -> str:
+    """How many runs are in which state."""
+    count = Counter(state.status for state in states)
+    return ", ".join(f"{count[s]} {s}" for s in (COMPLETE, RUNNING, INTERRUPTED, FAILED, WAITING) if count[s])

@@ -1,0 +1,375 @@
+"""A study: one file that describes many runs.
+
+::
+
+    title = "Local and MFedPBA on two partitions"
+
+    [settings]                      # of every run, as in a --config file; a method's own in its table
+    rounds = 100
+    ranks = 3                       # of each run (default 1: one process); the numbers do not depend on it
+    mfedpba.tau = 0.5
+
+    [cross]                         # lists to cross: a run for each combination
+    dataset = ["youtube", "mfeat"]
+    cell = [                        # or tables, where settings change together, each with a name
+        { name = "M2", partition = "m2" },
+        { name = "K20", clients = 20 },
+    ]
+    method = ["local", "mfedpba"]
+    seed = [0, 1, 2, 3, 4]
+
+    [table]                         # optional: how `study table` lays them out; always averaged over seeds
+    rows = ["dataset", "cell"]
+    columns = "method"
+    measure = "last_five"
+
+    [quick]                         # what --quick changes: lists are cut to these values, other settings set
+    seed = [0]
+    rounds = 3
+
+Names and values are those of `mfedpba-mpi run`. Everything is checked before the first run starts. A file with
+``base = "main-table"`` (or another file) starts from that study and changes it, as [quick] does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, read_toml, setting_names
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.options import check, fields_of, flat, nearest, nested, option, shown
+
+FILE = "study.toml"  # in a study's directory: the study as it is run there
+RANKS = "ranks"  # beside the settings of a run: on how many ranks it goes
+SEED = "seed"  # the axis that tables average over
+SHIPPED = files(__package__) / "shipped"
+_PARTS = ("base", "name", "title", "alone", "settings", "cross", "table", "quick")
+_AXIS = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """On how many ranks a run goes; the one setting of a study that is not of the run itself."""
+
+    ranks: int = option(1, "ranks of each run", low=1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a study's table is laid out; see `studies.tables`."""
+
+    rows: tuple[str, ...] = option((), "axes down the side  [default: all others]")
+    columns: str = option("", "axis across  [default: method, else the last one]")
+    measure: str = option("last_five", "what a cell shows")
+    best: str = option("", "where the best is looked for", choices=("", "row", "column", "table"))
+    against_first: bool = option(False, "beside every number, how it compares with the first row's")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis: its label in tables and the settings that it stands for, by their full names."""
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands in a study: the labels of its choices, by axis, and its path below the study's directory."""
+
+    labels: Mapping[str, str]
+    path: Path
+
+
+@dataclass(frozen=True)
+class Planned(Place):
+    """A run of a study, ready to be started.
+
+    Attributes
+    ----------
+    given : settings by their full names, as the study gives them; `config` is what they come to.
+    weight : about how long it takes, in no unit.
+    """
+
+    given: Mapping[str, Any]
+    config: RunConfig
+    ranks: int
+    weight: float
+
+    @property
+    def arguments(self) -> list[str]:
+        """The run's settings as arguments of `mfedpba-mpi run`."""
+        words = []
+        for name, value in self.given.items():
+            words += (
+                ["--set", f"{name}={_text(value)}"] if "." in name else [f"--{name.replace('_', '-')}", _text(value)]
+            )
+        return words
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as it is run; `quick` is what the quick form changes."""
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    axes: Mapping[str, Sequence[Choice]]
+    layout: Layout = field(default_factory=Layout)
+    alone: bool = False  # times are measured: one run after the other
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, changes: Mapping[str, Any]) -> Study:
+        """The study with an axis cut to, or replaced by, other values, and with other settings."""
+        settings, axes = dict(self.settings), dict(self.axes)
+        for name, value in changes.items():
+            if name not in axes:
+                settings[name] = value
+            elif _is_named(name, axes[name]):
+                axes[name] = [_chosen(name, axes[name], label) for label in _listed(value)]
+            else:
+                axes[name] = _choices(name, _listed(value))
+        return replace(self, settings=settings, axes=axes)
+
+    def shortened(self) -> Study:
+        """The quick form."""
+        if not self.quick:
+            raise UserError(f"quick: the study {self.name} has no [quick] part")
+        return replace(self.changed(self.quick), name=f"{self.name}-quick", title=f"{self.title} (quick form)")
+
+    def places(self) -> list[Place]:
+        """Where its runs stand; needs no data."""
+        return [_place(chosen) for chosen in self._combinations()]
+
+    def plan(self, data_dir: Path) -> list[Planned]:
+        """Every run, checked."""
+        runs: dict[Path, Planned] = {}
+        for chosen in self._combinations():
+            path = _place(chosen).path
+            try:
+                planned = self._planned(chosen, data_dir)
+            except UserError as error:
+                raise UserError(f"study {self.name}, run {path}: {error}") from None
+            if path in runs:
+                raise UserError(f"study {self.name}: two of its runs would both be {path}; name them apart")
+            runs[path] = planned
+        return list(runs.values())
+
+    def _combinations(self) -> Iterator[dict[str, Choice]]:
+        for choices in product(*self.axes.values()):
+            yield dict(zip(self.axes, choices, strict=True))
+
+    def _planned(self, chosen: Mapping[str, Choice], data_dir: Path) -> Planned:
+        from mfedpba_mpi.data.sources import describe
+
+        crossed = {name: value for choice in chosen.values() for name, value in choice.settings.items()}
+        method = str(crossed.get("method", self.settings.get("method", "mfedpba")))
+        # what is fixed for a method goes to its runs only
+        fixed = {n: v for n, v in self.settings.items() if "." not in n or n.startswith(f"{method}.")}
+        given = fixed | crossed
+        ranks = check(Ranks, RANKS, given.pop(RANKS, 1))
+        config = make_config(nested(given))
+        info = describe(config, data_dir)
+        config = fit_to_data(config, info)
+        place = _place(chosen)
+        weight = float(config.rounds * config.epochs * info.samples)
+        return Planned(place.labels, place.path, given, config, min(ranks, config.clients + 1), weight)
+
+    def to_toml(self) -> str:
+        """The study as a file that describes it."""
+        cross = {
+            axis: [
+                {"name": choice.label, **choice.settings} if _is_named(axis, choices) else choice.settings[axis]
+                for choice in choices
+            ]
+            for axis, choices in self.axes.items()
+        }
+        table = {name: getattr(self.layout, name) for name in fields_of(Layout)}
+        parts = {"settings": self.settings, "cross": cross, "table": {n: v for n, v in table.items() if v}}
+        lines = [f"name = {_toml(self.name)}", f"title = {_toml(self.title)}", f"alone = {_toml(self.alone)}"]
+        for part, values in parts.items():
+            lines += ["", f"[{part}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+        return "\n".join(lines) + "\n"
+
+
+def find_study(source: str) -> Study:
+    """The study in a file, in a study's directory, or one that comes with the program."""
+    path = Path(source)
+    if path.is_dir() and (path / FILE).is_file():
+        return read_study(path / FILE)
+    shipped = {Path(entry.name).stem: entry for entry in SHIPPED.iterdir() if entry.name.endswith(".toml")}
+    if source in shipped:
+        return read_study(Path(str(shipped[source])))
+    if path.is_file():
+        return read_study(path)
+    known = ", ".join(sorted(shipped))
+    raise UserError(
+        f"no study {shown(source)}{nearest(source, shipped)}; give a file, the directory of a study, or one of: {known}"
+    )
+
+
+def shipped_studies() -> Iterator[Study]:
+    """The studies that come with the program, by name."""
+    for name in sorted(entry.name for entry in SHIPPED.iterdir() if entry.name.endswith(".toml")):
+        yield find_study(name.removesuffix(".toml"))
+
+
+def read_study(path: Path) -> Study:
+    """The study that a file describes; names are checked here, values by `Study.plan`."""
+    document = read_toml(path)
+    try:
+        return _study(document, path.stem)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def put(path: Path, text: str) -> None:
+    """Write a small file, all or nothing."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def _study(document: Mapping[str, Any], stem: str) -> Study:
+    for name in document:
+        if name not in _PARTS:
+            raise UserError(f"unknown part {shown(name)}{nearest(name, _PARTS)}; a study has: {', '.join(_PARTS)}")
+    settings, cross, table, quick = (_table(document, part) for part in ("settings", "cross", "table", "quick"))
+    if "base" in document:
+        base = find_study(str(document["base"]))
+        study = base.changed(settings | {name: values for name, values in cross.items() if _known_axis(name, base)})
+        return replace(study, name=_slug_of(stem), title=str(document.get("title", base.title)))
+    axes = {name: _choices(name, values) for name, values in cross.items()}
+    if not axes:
+        raise UserError("nothing to cross; a study needs a part [cross] with at least one list, e.g. seed = [0, 1, 2]")
+    for name in [*settings, *(name for choices in axes.values() for choice in choices for name in choice.settings)]:
+        _check_name(name)
+    for name in quick:
+        if name not in axes:
+            _check_name(name)
+    name, title = (str(document.get(part, stem)) for part in ("name", "title"))
+    if not _slug_of(name):
+        raise UserError(f"name: {shown(name)} cannot name a directory; use letters and digits")
+    layout = _layout(table, list(axes))
+    return Study(_slug_of(name), title, settings, axes, layout, document.get("alone") is True, quick)
+
+
+def _known_axis(name: str, base: Study) -> bool:
+    if name not in base.axes:
+        raise UserError(f"cross: {base.name} has no list {shown(name)}{nearest(name, base.axes)} to cut or replace")
+    return True
+
+
+def _table(document: Mapping[str, Any], part: str) -> dict[str, Any]:
+    values = document.get(part, {})
+    if not isinstance(values, Mapping):
+        raise UserError(f"{part}: expected a table, [{part}], got {shown(values)}")
+    return flat(values)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what is no setting of a run, nor of a method."""
+    method, dot, parameter = name.partition(".")
+    if dot and method in METHODS:
+        wanted, known, owner = parameter, list(fields_of(METHODS[method])), f"method {method}"
+    else:
+        wanted, known, owner = name, [*setting_names(), RANKS], "a run"
+    if wanted not in known:
+        full = [f"{other}.{name}" for other, cls in METHODS.items() if name in fields_of(cls)]
+        hint = f" (did you mean {' or '.join(full)}?)" if full else nearest(wanted, known)
+        raise UserError(f"unknown setting {shown(name)}{hint}; {owner} has: {', '.join(known)}")
+
+
+def _layout(table: Mapping[str, Any], axes: Sequence[str]) -> Layout:
+    """The layout of the table, with what is not said filled in."""
+    for name in table:
+        if name not in fields_of(Layout):
+            raise UserError(f"table: unknown {shown(name)}{nearest(name, fields_of(Layout))}")
+    layout = Layout(**{name: check(Layout, name, value, "table.") for name, value in table.items()})
+    shown_axes = [axis for axis in axes if axis != SEED]
+    for axis in (*layout.rows, *filter(None, [layout.columns])):
+        if axis not in shown_axes:
+            raise UserError(f"table: {shown(axis)} is not one of the lists to cross: {', '.join(shown_axes)}")
+    free = [axis for axis in shown_axes if axis not in layout.rows]
+    columns = layout.columns or ("method" if "method" in free else free[-1] if len(shown_axes) > 1 and free else "")
+    rows = layout.rows or tuple(axis for axis in shown_axes if axis != columns)
+    if missing := set(shown_axes) - {*rows, columns}:
+        raise UserError(f"table: {', '.join(sorted(missing))} is neither in rows nor in columns")
+    return replace(layout, rows=rows, columns=columns)
+
+
+def _choices(axis: str, values: Any) -> list[Choice]:
+    """The values of an axis: of a setting of that name, or tables with names."""
+    if not isinstance(values, list) or not values:
+        raise UserError(f"cross: {axis} needs a list of values, got {shown(values)}")
+    if not all(isinstance(value, Mapping) for value in values):
+        labels = {"method": {name: cls.label for name, cls in METHODS.items()}}.get(axis, {})
+        return [Choice(labels.get(str(value), _text(value)), {axis: value}) for value in values]
+    if not _AXIS.fullmatch(axis):
+        raise UserError(f"cross: {shown(axis)} cannot name a list of tables; use letters and digits")
+    choices = []
+    for value in values:
+        name = value.get("name")
+        if not isinstance(name, str) or not name.isprintable() or not _slug_of(name):
+            raise UserError(f"cross: every table in {axis} needs a name = '...', unlike {shown(dict(value))}")
+        choices.append(Choice(name, {n: v for n, v in flat(value).items() if n != "name"}))
+    return choices
+
+
+def _is_named(axis: str, choices: Sequence[Choice]) -> bool:
+    return any(list(choice.settings) != [axis] for choice in choices)
+
+
+def _chosen(axis: str, choices: Sequence[Choice], label: Any) -> Choice:
+    for choice in choices:
+        if choice.label == label:
+            return choice
+    known = [choice.label for choice in choices]
+    raise UserError(f"{axis}: no {shown(label)}{nearest(str(label), known)}; there are: {', '.join(known)}")
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _text(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _slug_of(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.").lower()
+
+
+def _place(chosen: Mapping[str, Choice]) -> Place:
+    labels = {axis: choice.label for axis, choice in chosen.items()}
+    return Place(labels, Path(*(_slug(axis, choice) for axis, choice in chosen.items())))
+
+
+def _slug(axis: str, choice: Choice) -> str:
+    """A part of a run's path: the value, with the axis where it is a number."""
+    value = choice.settings.get(axis)
+    if axis == SEED:
+        return f"s{_slug_of(choice.label)}"
+    if isinstance(value, int | float):
+        return f"{axis.rpartition('.')[2]}-{_slug_of(choice.label)}"
+    return _slug_of(value if isinstance(value, str) else choice.label) or "none"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {_toml(item)}' for name, item in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,300 @@
+"""A study's table: mean and deviation over seeds, the best and the second best marked, as text, Markdown, LaTeX or CSV.
+
+The deviation is that of a sample (n - 1). Only complete runs count, and what is missing is said. What was measured on
+synthetic data says so, in the title or, where a table mixes, in the row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from mfedpba_mpi.console import console, table
+from mfedpba_mpi.options import unknown
+from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.studies.state import complete_run
+from mfedpba_mpi.studies.study import SEED, Place, Study, put
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number and how it is shown; a `plain` one without deviation, and the best ones are not looked for."""
+
+    label: str
+    larger_is_better: bool = False
+    digits: int = 3
+    plain: bool = False
+
+
+def _accuracy(label: str, name: str) -> tuple[Measure, Callable[[Run], float]]:
+    return Measure(f"{label} in %", larger_is_better=True, digits=2), lambda run: 100 * run.summary()[name]
+
+
+MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
+    "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five"),
+    "last": _accuracy("average accuracy after the last round", "last"),
+    "best": _accuracy("best average accuracy of a round", "best"),
+    "client_mean": _accuracy("unweighted mean of the clients' accuracies (last five rounds)", "client_mean_last_five"),
+    "seconds": (
+        Measure("seconds a round (median)"),
+        lambda run: float(np.median(run.rounds["seconds_total"])),
+    ),
+    "client_seconds": (
+        Measure("CPU seconds of a client a round (mean over clients, median over rounds)"),
+        lambda run: float(np.median(run.rounds["seconds_client"].mean(axis=1))),
+    ),
+    "kilobytes": (
+        Measure("payload a round in kB, up and down together", digits=1),
+        lambda run: float((run.rounds["bytes_up"] + run.rounds["bytes_down"]).sum(axis=1).mean() / 1000),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and deviation of n values (NaN where one value has none); `place` 1 is the best, 2 the second, 0 neither.
+
+    `against` compares with the first row: a difference where more is better, else how many times as fast.
+    """
+
+    mean: float
+    deviation: float
+    n: int
+    place: int = 0
+    against: str = ""
+
+    def text(self, digits: int, plus_minus: str = " ± ") -> str:
+        """The number as it is read."""
+        spread = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table of cells; None where there is no complete run."""
+
+    title: str
+    notes: Sequence[str]
+    measure: Measure
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell | None]]]
+
+
+def tabulate(study: Study, directory: Path, measure: str = "") -> Results:
+    """The table of the complete runs below `directory`."""
+    name = measure or study.layout.measure
+    if name not in MEASURES:
+        raise unknown("measure", name, MEASURES)
+    kind, value = MEASURES[name]
+    loaded = [(place, run) for place in study.places() if (run := complete_run(directory / place.path))]
+    return lay_out(study, [(place, value(run), run.remark) for place, run in loaded], kind)
+
+
+def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Measure) -> Results:
+    """The table of values, each with what must be said of it."""
+    layout, shared = study.layout, {remark for *_, remark in found}
+    columns = _labels(study, [layout.columns] if layout.columns else [])
+    grid: list[list[Cell | None]] = []
+    rows = []
+    for row in _labels(study, layout.rows):
+        own = [entry for entry in found if _is_at(entry[0], layout.rows, row)]
+        rows.append(" ".join(row) + ("".join(sorted({remark for *_, remark in own})) if len(shared) > 1 else ""))
+        grid.append([_cell([x for place, x, _ in own if _is_at(place, [layout.columns], c)]) for c in columns])
+    best = layout.best or ("row" if len(columns) > 1 else "column")
+    notes = [] if measure.plain else _notes(study, len(found), best)
+    if measure.plain:
+        grid = [[cell and replace(cell, deviation=np.nan) for cell in row] for row in grid]
+    else:
+        grid = _placed(grid, best, measure.larger_is_better)
+        grid = _compared(grid, measure) if layout.against_first else grid
+    return Results(
+        f"{study.title}{next(iter(shared)) if len(shared) == 1 else ''}: {measure.label}",
+        notes, measure,
+        ", ".join(axis.rpartition(".")[2] for axis in layout.rows),
+        [" ".join(column) for column in columns] if layout.columns else ["mean"],
+        list(zip(rows, grid, strict=True)),
+    )  # fmt: skip
+
+
+def _notes(study: Study, found: int, best: str) -> list[str]:
+    seeds, total = len(study.axes.get(SEED, ())), len(study.places())
+    notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed"]
+    notes += [f"{found} of {total} runs are complete"] if found < total else []
+    notes += [f"best of {'the table' if best == 'table' else f'a {best}'} bold (*), second best underlined (+)"]
+    return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
+
+
+def _labels(study: Study, axes: Iterable[str]) -> list[tuple[str, ...]]:
+    """The labels of every combination of these axes, one empty one where there are none."""
+    return list(product(*([choice.label for choice in study.axes[axis]] for axis in axes)))
+
+
+def _is_at(place: Place, axes: Sequence[str], labels: Sequence[str]) -> bool:
+    return all(place.labels[axis] == label for axis, label in zip(axes, labels, strict=False))
+
+
+def _cell(values: Sequence[float]) -> Cell | None:
+    if not values:
+        return None
+    return Cell(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else np.nan, len(values))
+
+
+def _placed(grid: list[list[Cell | None]], best: str, larger: bool) -> list[list[Cell | None]]:
+    """The grid with the best and the second best cell marked in every row, every column or the whole; ties share."""
+    where = [[(r, c) for c in range(len(row))] for r, row in enumerate(grid)]
+    columns, whole = [list(group) for group in zip(*where, strict=True)], [spot for row in where for spot in row]
+    groups = {"row": where, "column": columns, "table": [whole]}
+    result = [list(row) for row in grid]
+    for group in groups[best]:
+        cells = {(r, c): cell for r, c in group if (cell := grid[r][c]) and np.isfinite(cell.mean)}
+        means = sorted({cell.mean for cell in cells.values()}, reverse=larger)
+        for (r, c), cell in cells.items():
+            if len(cells) > 1 and cell.mean in means[:2]:
+                result[r][c] = replace(cell, place=means.index(cell.mean) + 1)
+    return result
+
+
+def _compared(grid: list[list[Cell | None]], measure: Measure) -> list[list[Cell | None]]:
+    """The grid with every cell compared with that of the first row."""
+    result = [list(row) for row in grid]
+    for r, row in enumerate(grid[1:], 1):
+        for c, (first, cell) in enumerate(zip(grid[0], row, strict=True)):
+            if first and cell:
+                words = (
+                    f"{cell.mean - first.mean:+.{measure.digits}f}"
+                    if measure.larger_is_better
+                    else f"{first.mean / cell.mean:.2f}x"
+                )
+                result[r][c] = replace(cell, against=words)
+    return result
+
+
+# ---- formats
+
+
+def as_rich(results: Results) -> RichTable:
+    """For the terminal; the marks stand apart from the numbers, so that these are in line."""
+    styles, marks = {1: "bold", 2: "underline", 0: ""}, {1: " *", 2: " +", 0: ""}
+    rows = [[Text(label) for label, _ in results.rows]]
+    for cells in zip(*(cells for _, cells in results.rows), strict=True):
+        texts = [_plain(cell, results.measure.digits) for cell in cells]
+        width = max(map(len, texts))
+        places = [cell.place if cell else 0 for cell in cells]
+        rows.append([Text(t.rjust(width) + marks[p], styles[p]) for t, p in zip(texts, places, strict=True)])
+    shown = table([results.corner, *results.columns], [])
+    for row in zip(*rows, strict=True):
+        shown.add_row(*row)
+    return shown
+
+
+def _plain(cell: Cell | None, digits: int) -> str:
+    if cell is None:
+        return "-"
+    return cell.text(digits) + (f" ({cell.against})" if cell.against else "")
+
+
+def as_text(results: Results) -> str:
+    """Plain text, the best marked by * and the second by +."""
+    with io.StringIO() as file:
+        screen = console(file)
+        screen.print(results.title, markup=False, soft_wrap=True)
+        screen.print(as_rich(results))
+        screen.print("; ".join(results.notes), markup=False, soft_wrap=True)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def show_table(results: Results) -> None:
+    """Print it: styled on a terminal, with the same marks elsewhere."""
+    screen = console()
+    if not screen.is_terminal:
+        click.echo(as_text(results), nl=False)
+        return
+    screen.print(results.title, style="bold", markup=False)
+    screen.print(as_rich(results))
+    screen.print("; ".join(results.notes), markup=False)
+
+
+def as_markdown(results: Results) -> str:
+    """A Markdown table."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    def marked(cell: Cell | None) -> str:
+        if cell is None:
+            return "-"
+        text = cell.text(results.measure.digits)
+        text = {1: f"**{text}**", 2: f"<u>{text}</u>", 0: text}[cell.place]
+        return text + (f" ({cell.against})" if cell.against else "")
+
+    rows = [line([label, *map(marked, cells)]) for label, cells in results.rows]
+    head = [line([results.corner, *results.columns]), "|---" + "|---:" * len(results.columns) + "|"]
+    return "\n".join([results.title, "", *head, *rows, "", "; ".join(results.notes)]) + "\n"
+
+
+def as_latex(results: Results) -> str:
+    """A LaTeX table for booktabs."""
+
+    def marked(cell: Cell | None) -> str:
+        if cell is None:
+            return "--"
+        digits = results.measure.digits
+        spread = "" if np.isnan(cell.deviation) else rf"$_{{\pm {cell.deviation:.{digits}f}}}$"
+        text = f"{cell.mean:.{digits}f}{spread}"
+        text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}", 0: text}[cell.place]
+        return text + (f" ({_tex(cell.against)})" if cell.against else "")
+
+    rows = [" & ".join([_tex(label), *map(marked, cells)]) + r" \\" for label, cells in results.rows]
+    return "\n".join(
+        [
+            r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{results.title}; {results.notes[0]}')}}}",
+            rf"\begin{{tabular}}{{l{'c' * len(results.columns)}}}", r"\toprule",
+            " & ".join(map(_tex, [results.corner, *results.columns])) + r" \\", r"\midrule", *rows,
+            r"\bottomrule", r"\end{tabular}", r"\end{table}",
+        ]
+    ) + "\n"  # fmt: skip
+
+
+_TEX: Mapping[str, str] = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return re.sub(r"[&%$#_{}~^\\±]", lambda match: _TEX[match[0]], text)
+
+
+def as_csv(results: Results) -> str:
+    """One line for each cell."""
+    with io.StringIO() as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([results.corner or "row", "column", "mean", "deviation", "runs", "place", "title"])
+        for label, cells in results.rows:
+            for column, cell in zip(results.columns, cells, strict=True):
+                if cell:
+                    spread = "" if np.isnan(cell.deviation) else cell.deviation
+                    writer.writerow([label, column, cell.mean, spread, cell.n, cell.place or "", results.title])
+        return file.getvalue()
+
+
+FORMATS: dict[str, tuple[str, Callable[[Results], str]]] = {
+    "text": ("txt", as_text), "markdown": ("md", as_markdown), "latex": ("tex", as_latex), "csv": ("csv", as_csv),
+}  # fmt: skip
+
+
+def save(results: Results, directory: Path) -> None:
+    """``table.txt``, ``.md``, ``.tex`` and ``.csv`` in the study's directory."""
+    for ending, form in FORMATS.values():
+        put(directory / f"table.{ending}", form(results))
+    click.echo(f"tables: {directory}/table.txt, .md, .tex, .csv")

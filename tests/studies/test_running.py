@@ -1,0 +1,184 @@
+"""A study as a user runs it: started, stopped, gone on with, with runs that fail."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.studies.state import OUTPUT
+
+STUDY = """
+title = "Small"
+[settings]
+dataset = "synthetic"
+samples = 120
+classes = 3
+dims = [6, 10, 8]
+feature_dim = 8
+rounds = 2
+[cross]
+method = ["local", "fedproto"]
+seed = [0, 1]
+[quick]
+seed = [0]
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "small.toml").write_text(STUDY)
+    return "small.toml"
+
+
+def correct(path):
+    return load_run(path).rounds["correct"]
+
+
+def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, tmp_path):
+    done = command("study", "run", study, "--jobs", 2)
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 runs complete, 0 failed" in done.stdout
+    assert "Small (synthetic data): average accuracy" in done.stdout
+    directory = tmp_path / "runs/small"
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "fedproto", "local", "study.toml", "table.csv", "table.md", "table.tex", "table.txt"
+    ]  # fmt: skip
+    before = (directory / "local/s1/run.h5").stat().st_mtime_ns
+    again = command("study", "run", "runs/small")
+    assert "4 complete already, 0 to do" in again.stdout
+    assert (directory / "local/s1/run.h5").stat().st_mtime_ns == before
+    assert command("study", "status", "runs/small").stdout.endswith("4 complete\n")
+    assert command("study", "table", "runs/small", "--format", "latex").stdout.startswith(r"\begin{table}")
+
+    by_hand = (
+        "--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10,8", "--feature-dim", 8,
+        "--rounds", 2, "--method", "fedproto", "--seed", 1, "--out", "hand",
+    )  # fmt: skip
+    assert command(*by_hand).returncode == 0
+    np.testing.assert_array_equal(correct(tmp_path / "hand"), correct(directory / "fedproto/s1"))
+
+    other = command("study", "run", study, "--set", "rounds=3")
+    assert other.returncode == 2
+    assert "holds another study: rounds is 2, not 3" in other.stderr
+    grown = command("study", "run", study, "--set", "seed=0,1,2", "--set", "method=local", "--dry-run")
+    assert "3 runs in runs/small: 2 complete, 1 waiting" in grown.stdout
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(study, command, tmp_path):
+    (tmp_path / "runs/small-quick/local").mkdir(parents=True)
+    (tmp_path / "runs/small-quick/local/s0").write_text("in the way")
+    done = command("study", "run", study, "--quick")
+    assert done.returncode == 1
+    assert "1 of 2 runs complete, 1 failed" in done.stdout
+    assert re.search(r"failed local/s0: .*s0", done.stdout)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "1 of 2 runs are complete" in (tmp_path / "runs/small-quick/table.txt").read_text()
+
+
+def test_a_run_that_ends_badly_is_told_with_its_last_words_and_tried_again(study, command, tmp_path):
+    quick = ("study", "run", study, "--quick", "--set", "method=local")
+    bad = command(*quick, "--set", "device=cuda")
+    assert bad.returncode == 1
+    assert "failed local/s0: mfedpba-mpi: device: cuda was asked for, but this rank sees no GPU" in bad.stdout
+    status = command("study", "status", "runs/small-quick")
+    assert "1 failed" in status.stdout
+    assert "sees no GPU" in status.stdout
+    (tmp_path / "runs/small-quick/study.toml").unlink()
+    assert command(*quick).returncode == 0
+
+
+def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tmp_path, command):
+    arguments = ["study", "run", study, "--quick", "--jobs", "2", "--set", "rounds=400"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mfedpba_mpi", *arguments], cwd=tmp_path, stdout=-1, stderr=-1, text=True
+    )
+    logs = [tmp_path / "runs/small-quick" / method / "s0" for method in ("local", "fedproto")]
+    until = time.monotonic() + 60
+    while not all((log / "run.h5").exists() and "tested" in load_run(log).rounds for log in logs):
+        assert time.monotonic() < until
+        assert process.poll() is None
+    process.send_signal(signal.SIGUSR1)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGUSR1, the same command goes on" in out
+    assert [load_run(log).status for log in logs] == ["interrupted"] * 2
+    stopped = len(load_run(logs[0]).rounds["tested"])
+    assert 0 < stopped < 400
+    assert "2 interrupted" in command("study", "status", "runs/small-quick").stdout
+    # on with one of them, on two ranks, to the end it would have had
+    again = command(*arguments, "--set", "method=local", "--ranks", "2")
+    assert again.returncode == 0, again.stdout
+    assert f"goes on after round {stopped} of 400" in (logs[0] / OUTPUT).read_text()
+    assert load_run(logs[0]).attributes["resumed"][0]["ranks"] == 2
+
+
+def test_parts_are_every_n_th_run(study, command):
+    lines = [command("study", "run", study, "--commands", "--part", f"{i}/3").stdout.splitlines() for i in range(3)]
+    assert [len(part) for part in lines] == [2, 1, 1]
+    assert "--method local --seed 0 " in lines[0][0]
+    assert "--method fedproto --seed 1 " in lines[0][1]
+    assert "I/N" in command("study", "run", study, "--part", "3/3").stderr
+
+
+def test_a_study_is_not_started_under_mpirun(study, monkeypatch, command):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    result = command("study", "run", study)
+    assert result.returncode == 2
+    assert "start it without mpirun" in result.stderr
+
+
+def test_a_missing_launcher_is_named(study, command):
+    result = command("study", "run", study, "--ranks", 3, "--launcher", "mpirunn")
+    assert result.returncode == 2
+    assert "no mpirunn on the PATH" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--set", "rounds"), ("--set", "=3"), ("--set", "sede=1")])
+def test_a_change_that_cannot_be_read_is_refused(study, command, words):
+    result = command("study", "run", study, *words, "--dry-run")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> calls
+for script; do :; done
+grep '^#SBATCH' "$script" >> calls
+echo 42
+"""
+
+
+def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(SBATCH)
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    options = ("--account", "abc", "--partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
+               "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low")  # fmt: skip
+    done = command("study", "submit", study, *options)
+    assert done.returncode == 0, done.stderr
+    assert "array 42: 2 elements, 4 runs in runs/small; table afterwards: job 42" in done.stdout
+    calls = (tmp_path / "calls").read_text()
+    for line in ("--array=0-1%1", "--account=abc", "--partition=long", "--time=01:00:00", "--gpus-per-node=2",
+                 "--ntasks=4", "--qos=low", "--requeue", "--signal=B:USR1@120"):  # fmt: skip
+        assert f"#SBATCH {line}\n" in calls
+    assert "--dependency=afterany:42" in calls
+    script = tmp_path / "runs/small/slurm/array.sbatch"
+    assert "module load openmpi\n" in script.read_text()
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    shown = command("study", "submit", study, *options, "--print").stdout
+    assert script.read_text() in shown
+
+
+def test_submit_without_slurm_says_so(study, command, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = command("study", "submit", study)
+    assert result.returncode == 2
+    assert "no sbatch on the PATH" in result.stderr

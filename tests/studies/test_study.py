@@ -1,0 +1,178 @@
+"""A study file: what is crossed, what is refused, and what is written back."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.studies.study import find_study, read_study, shipped_studies
+
+FILE = """
+title = "Two partitions"
+[settings]
+dataset = "youtube"
+rounds = 7
+ranks = 4
+mfedpba.tau = 0.25
+[cross]
+cell = [{ name = "M2", partition = "m2" }, { name = "K 20!", clients = 20 }]
+method = ["local", "mfedpba"]
+seed = [0, 3]
+[quick]
+cell = ["M2"]
+rounds = 1
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes a study and reads it."""
+
+    def write(text):
+        (tmp_path / "mine.toml").write_text(text)
+        return find_study(str(tmp_path / "mine.toml"))
+
+    return write
+
+
+def test_lists_are_crossed_in_the_order_of_the_file(written, tmp_path):
+    study = written(FILE)
+    runs = study.plan(tmp_path)
+    assert [str(run.path) for run in runs] == [
+        "m2/local/s0", "m2/local/s3", "m2/mfedpba/s0", "m2/mfedpba/s3",
+        "k-20/local/s0", "k-20/local/s3", "k-20/mfedpba/s0", "k-20/mfedpba/s3",
+    ]  # fmt: skip
+    assert [run.path for run in runs] == [place.path for place in study.places()]
+    last = runs[-1]
+    assert last.labels == {"cell": "K 20!", "method": "MFedPBA", "seed": "3"}
+    assert (last.config.clients, last.config.partition, last.config.rounds, last.config.seed) == (20, "m1+", 7, 3)
+    assert last.config.params.tau == 0.25
+
+
+def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
+    local, mfedpba = (written(FILE).plan(tmp_path)[i] for i in (0, 2))
+    assert "--set" not in local.arguments
+    assert " ".join(mfedpba.arguments) == (
+        "--dataset youtube --rounds 7 --set mfedpba.tau=0.25 --partition m2 --method mfedpba --seed 0"
+    )
+
+
+def test_ranks_are_at_most_one_for_each_client_and_the_server(written, tmp_path):
+    study = written(FILE)
+    assert {run.ranks for run in study.plan(tmp_path)} == {4}
+    assert [run.ranks for run in study.changed({"ranks": 9}).plan(tmp_path)] == [7] * 4 + [9] * 4
+
+
+def test_the_quick_form_cuts_lists_and_changes_settings(written, tmp_path):
+    runs = written(FILE).shortened().plan(tmp_path)
+    assert len(runs) == 4
+    assert {run.config.rounds for run in runs} == {1}
+
+
+def test_a_study_may_start_from_another(written, tmp_path):
+    text = 'base = "main-table"\ntitle = "x"\n[settings]\nrounds = 3\n[cross]\nseed = [8]\ncell = ["YouTube M1"]\n'
+    runs = written(text).plan(tmp_path)
+    assert [(run.config.rounds, run.config.partition, run.config.seed) for run in runs] == [(3, "m1", 8)] * 8
+    with pytest.raises(UserError, match="main-table has no list 'sed' \\(did you mean 'seed'"):
+        written('base = "main-table"\n[cross]\nsed = [8]\n')
+
+
+@pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
+def test_what_is_written_back_is_the_same_study(name, tmp_path):
+    study = find_study(name)
+    (tmp_path / "study.toml").write_text(study.to_toml())
+    again = read_study(tmp_path / "study.toml")
+    assert again.to_toml() == study.to_toml()
+    assert [run.config for run in again.plan(tmp_path)] == [run.config for run in study.plan(tmp_path)]
+    assert again.layout == study.layout
+
+
+def test_lists_of_a_method_s_settings_are_crossed_too(written, tmp_path):
+    study = written(
+        '[settings]\ndataset = "youtube"\n[cross]\nmfedpba.lambda_1 = [0.1, 5]\nmfedpba.without = [["fea"], []]\n'
+    )
+    runs = study.plan(tmp_path)
+    assert [str(run.path) for run in runs] == [
+        "lambda_1-0.1/fea", "lambda_1-0.1/none", "lambda_1-5/fea", "lambda_1-5/none"
+    ]  # fmt: skip
+    assert [(run.config.params.lambda_1, run.config.params.without) for run in runs] == [
+        (0.1, ("fea",)), (0.1, ()), (5.0, ("fea",)), (5.0, ()),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "nothing to cross"),
+        ("[cross]\nseed = []", "seed needs a list of values"),
+        ("[cross]\nseed = 3", "seed needs a list of values"),
+        ("[cros]\nseed = [1]", "unknown part 'cros' (did you mean 'cross'?)"),
+        ("[cross]\nsede = [1]", "unknown setting 'sede' (did you mean 'seed'?)"),
+        ("[cross]\nlambda_1 = [1]", "did you mean mfedpba.lambda_1?"),
+        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has: lambda_1"),
+        ('[cross]\ncell = [{ partition = "m2" }]', "needs a name"),
+        ('[cross]\ncell = [{ name = "..", partition = "m2" }]', "needs a name"),
+        ('[cross]\nseed = [1]\n[table]\nrows = ["cell"]', "'cell' is not one of the lists to cross"),
+        ('[cross]\nseed = [1]\n[table]\nmeasures = "x"', "did you mean 'measure'"),
+        ("cross = 3", "expected a table"),
+        ("[cross]\nseed = [", "is not valid TOML"),
+    ],
+)
+def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
+    with pytest.raises(UserError) as caught:
+        written(text)
+    assert words in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, -1]', "study mine, run s1: seed: -1 is out of range"),
+        ('[settings]\ndataset = "youtub"\n[cross]\nseed = [0]', "did you mean 'youtube'"),
+        ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, 0]', "two of its runs would both be s0"),
+        ('[settings]\ndataset = "youtube"\nranks = 0\n[cross]\nseed = [0]', "ranks: 0 is out of range"),
+        (
+            '[settings]\ndataset = "youtube"\n[cross]\nmethod = ["local"]\nmfedpba.tau = [1.0]',
+            "belongs to method mfedpba",
+        ),
+    ],
+)
+def test_every_run_is_checked_before_one_starts(written, tmp_path, text, words):
+    with pytest.raises(UserError) as caught:
+        written(text).plan(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_an_unknown_study_is_answered_with_those_there_are():
+    with pytest.raises(UserError, match=r"no study 'main-tabel' \(did you mean 'main-table'\?\); .*lambda-grid"):
+        find_study("main-tabel")
+
+
+def test_the_paper_s_experiments_are_there(tmp_path):
+    """Their sizes by hand: cells x methods x seeds, and so on."""
+    counts = {study.name: len(study.places()) for study in shipped_studies()}
+    assert counts == {
+        "main-table": 16 * 8 * 5, "main-table-sum": 16 * 8 * 5, "feature-dim": 5 * 8 * 5, "lambda-grid": 9 * 9 * 3,
+        "server-epochs": 10 * 5, "ablation": 7 * 5, "fusion": 2 * 2 * 3 * 5, "large-k": 6 * 8 * 5, "client-time": 8,
+        "scaling-strong": 9 * 3, "scaling-weak": 7 * 2,
+    }  # fmt: skip
+    fusions = {name: {run.config.fusion for run in find_study(name).plan(tmp_path)} for name in counts}
+    assert fusions["main-table"] == {"separate"}
+    assert fusions["main-table-sum"] == {"sum"}
+
+
+@pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
+def test_every_experiment_has_a_quick_form_of_few_short_runs(name, tmp_path):
+    runs = find_study(name).shortened().plan(tmp_path)
+    assert 1 < len(runs) <= 16
+    assert max(run.config.rounds for run in runs) <= 10
+
+
+def test_shipped_files_are_in_the_package():
+    names = {path.stem for path in (Path(__file__).parents[2] / "mfedpba_mpi/studies/shipped").glob("*.toml")}
+    assert names == {study.name for study in shipped_studies()}
+    setup = (Path(__file__).parents[2] / "setup.cfg").read_text()
+    assert "mfedpba_mpi.studies = shipped/*.toml" in setup
+    assert all(tomllib.loads(find_study(name).to_toml()) for name in names)

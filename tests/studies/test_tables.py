@@ -1,0 +1,137 @@
+"""Tables by hand: means, deviations, the best, the second best, what is missing and what is synthetic."""
+
+import csv
+import io
+
+import pytest
+
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.studies.study import find_study
+from mfedpba_mpi.studies.tables import MEASURES, as_csv, as_latex, as_markdown, as_text, lay_out, tabulate
+
+ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
+STUDY = """
+title = "T"
+[settings]
+dataset = "youtube"
+[cross]
+partition = ["m2", "m1"]
+method = ["local", "fedproto", "mfedpba"]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "t.toml").write_text(STUDY)
+    return find_study(str(tmp_path / "t.toml"))
+
+
+def entries(study, values, remark=" (synthetic data)"):
+    """The study's places with these values, in order; None for a run that is not complete."""
+    return [(place, value, remark) for place, value in zip(study.places(), values, strict=True) if value is not None]
+
+
+# Means 41, 50, 50 and 30, 20, none; deviations of a sample: sqrt(2), 0, sqrt(8) and 0, none (one value), none.
+VALUES = [40, 42, 50, 50, 48, 52, 30, 30, None, 20, None, None]
+
+
+def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
+    results = lay_out(study, entries(study, VALUES), ACCURACY)
+    assert results.columns == ["Local", "FedProto", "MFedPBA"]
+    (label, first), (_, second) = results.rows
+    assert label == "m2"
+    assert [cell.text(2) for cell in first] == ["41.00 ± 1.41", "50.00 ± 0.00", "50.00 ± 2.83"]
+    assert [cell.place for cell in first] == [2, 1, 1]
+    assert [cell and (cell.text(2), cell.n, cell.place) for cell in second] == [
+        ("30.00 ± 0.00", 2, 1), ("20.00", 1, 2), None
+    ]  # fmt: skip
+    assert results.notes[:2] == ["mean ± deviation over 2 seeds", "9 of 12 runs are complete"]
+
+
+def test_less_is_better_of_times(study):
+    results = lay_out(study, entries(study, [3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 5, 5]), SECONDS)
+    assert [[cell.place for cell in cells] for _, cells in results.rows] == [[0, 2, 1], [1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("best", "places"),
+    [("row", [[2, 1], [1, 2]]), ("column", [[2, 1], [1, 2]]), ("table", [[0, 2], [1, 0]])],
+)
+def test_the_best_is_looked_for_where_the_study_says(tmp_path, best, places):
+    cross = '[cross]\npartition = ["m2", "m1"]\nmethod = ["local", "mfedpba"]\n'
+    (tmp_path / "t.toml").write_text(f'[settings]\ndataset = "youtube"\n{cross}[table]\nbest = "{best}"\n')
+    study = find_study(str(tmp_path / "t.toml"))
+    results = lay_out(study, entries(study, [1, 3, 4, 2]), ACCURACY)
+    assert [[cell.place for cell in cells] for _, cells in results.rows] == places
+
+
+def test_the_first_row_is_what_others_are_compared_with(tmp_path):
+    text = '[settings]\ndataset = "youtube"\n[cross]\nclients = [6, 8]\n[table]\nagainst_first = true\n'
+    (tmp_path / "t.toml").write_text(text)
+    study = find_study(str(tmp_path / "t.toml"))
+    (_, first), (_, second) = lay_out(study, entries(study, [40.0, 38.5]), ACCURACY).rows
+    assert (first[0].against, second[0].against) == ("", "-1.50")
+    assert lay_out(study, entries(study, [4.0, 1.6]), SECONDS).rows[1][1][0].against == "2.50x"
+
+
+def test_synthetic_is_said_in_the_title_or_in_the_row_where_data_mix(study):
+    values = entries(study, [1.0] * 12)
+    assert lay_out(study, values, ACCURACY).title == f"T (synthetic data): {ACCURACY.label}"
+    mixed = [(place, value, remark if place.labels["partition"] == "m1" else "") for place, value, remark in values]
+    results = lay_out(study, mixed, ACCURACY)
+    assert results.title == f"T: {ACCURACY.label}"
+    assert [label for label, _ in results.rows] == ["m2", "m1 (synthetic data)"]
+
+
+def test_every_format_marks_the_same_cells_and_says_synthetic(study):
+    results = lay_out(study, entries(study, VALUES), ACCURACY)
+    text, markdown, latex = as_text(results), as_markdown(results), as_latex(results)
+    for form in (text, markdown, latex, as_csv(results)):
+        assert "synthetic data" in form
+    assert "50.00 ± 2.83 *" in text
+    assert "41.00 ± 1.41 +" in text
+    assert "| m2 | <u>41.00 ± 1.41</u> | **50.00 ± 0.00** | **50.00 ± 2.83** |" in markdown
+    assert (
+        r"m2 & \underline{41.00$_{\pm 1.41}$} & \textbf{50.00$_{\pm 0.00}$} & \textbf{50.00$_{\pm 2.83}$} \\" in latex
+    )
+    assert r"in \%" in latex
+    rows = list(csv.DictReader(io.StringIO(as_csv(results))))
+    assert [(row["partition"], row["column"], float(row["mean"]), row["runs"], row["place"]) for row in rows] == [
+        ("m2", "Local", 41.0, "2", "2"), ("m2", "FedProto", 50.0, "2", "1"), ("m2", "MFedPBA", 50.0, "2", "1"),
+        ("m1", "Local", 30.0, "2", "1"), ("m1", "FedProto", 20.0, "1", "2"),
+    ]  # fmt: skip
+
+
+def test_names_cannot_break_a_table(tmp_path):
+    name = r"a|b & 50% of $x_1$ {\\} [red]"
+    (tmp_path / "t.toml").write_text(
+        f"title = '{name}'\n[settings]\ndataset = 'youtube'\n[cross]\ncell = [{{ name = '{name}', seed = 1 }}]\n"
+    )
+    study = find_study(str(tmp_path / "t.toml"))
+    results = lay_out(study, entries(study, [1.0]), ACCURACY)
+    assert r"a\|b & 50% of" in as_markdown(results)
+    assert r"a|b \& 50\% of \$x\_1\$ \{\textbackslash{}\textbackslash{}\} [red] & " in as_latex(results)
+    assert f" {name} " in as_text(results)
+
+
+def test_the_numbers_are_those_of_the_logs(finished, tmp_path):
+    """One complete run in its place, one that is not there."""
+    run = finished(method="local", partition="m2")
+    (tmp_path / "t.toml").write_text(STUDY)
+    study = find_study(str(tmp_path / "t.toml"))
+    place = tmp_path / "study" / study.places()[0].path
+    place.parent.mkdir(parents=True)
+    run.path.parent.rename(place)
+    for name, expected in (
+        ("last", 100 * (run.rounds["correct"][-1].sum() / run.rounds["tested"][-1].sum())),
+        ("best", 100 * max(run.rounds["correct"].sum(axis=1) / run.rounds["tested"].sum(axis=1))),
+        ("client_mean", 100 * run.rounds["accuracy"].mean()),
+        ("kilobytes", 0.0),
+    ):
+        results = tabulate(study, tmp_path / "study", name)
+        assert results.rows[0][1][0].mean == pytest.approx(expected)
+        assert results.rows[0][1][1] is None
+    assert tabulate(study, tmp_path / "study", "seconds").rows[0][1][0].mean > 0
+    with pytest.raises(UserError, match="did you mean 'last_five'"):
+        tabulate(study, tmp_path / "study", "lastfive")
