@@ -45,6 +45,7 @@ def cli() -> None:
     mpirun -n 7 mfedpba-mpi --dataset youtube          a server and six clients, a rank each
     mpirun -n 3 mfedpba-mpi --dataset mfeat --method local --rounds 50 --seed 1
     mfedpba-mpi data list                              which datasets are there
+    mfedpba-mpi study run main-table --quick           the paper's table in small: many runs from one file
 
     An option without a command belongs to `run`. The same seed gives the same bits on any number of ranks.
     """

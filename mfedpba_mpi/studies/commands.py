@@ -156,7 +156,7 @@ def run(
     _claim(found, directory)
     _make_data(mine, data_dir)
     code = runner.run(mine)
-    if not part:
+    if not part and code != EXIT_INTERRUPTED:
         results = tabulate(found, directory)
         show_table(results)
         save(results, directory)

@@ -54,13 +54,13 @@ def state_of(directory: Path) -> State:
     return State(status, rounds, run.attributes["config"]["rounds"], accuracy, reason)
 
 
-def complete_run(directory: Path) -> Run | None:
-    """The run in a directory if it is complete."""
+def load_ended(directory: Path) -> Run | None:
+    """The run in a directory if it is complete, or has failed."""
     try:
         run = load_run(directory)
     except UserError:  # none, or damaged
         return None
-    return run if run.status == COMPLETE else None
+    return run if run.status in (COMPLETE, FAILED) else None
 
 
 def last_words(directory: Path) -> str:

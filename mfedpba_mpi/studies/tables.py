@@ -1,7 +1,7 @@
 """A study's table: mean and deviation over seeds, the best and the second best marked, as text, Markdown, LaTeX or CSV.
 
-The deviation is that of a sample (n - 1). Only complete runs count, and what is missing is said. What was measured on
-synthetic data says so, in the title or, where a table mixes, in the row.
+The deviation is that of a sample (n - 1). Only complete runs count; what is missing or has failed is said. What was
+measured on synthetic data says so, in the title or, where a table mixes, in the row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.text import Text
 from mfedpba_mpi.console import console, table
 from mfedpba_mpi.options import unknown
 from mfedpba_mpi.records.run import Run
-from mfedpba_mpi.studies.state import complete_run
+from mfedpba_mpi.studies.state import COMPLETE, load_ended
 from mfedpba_mpi.studies.study import SEED, Place, Study, put
 
 
@@ -64,6 +64,7 @@ MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
 class Cell:
     """Mean and deviation of n values (NaN where one value has none); `place` 1 is the best, 2 the second, 0 neither.
 
+    Where n is 0 the runs have failed, for example because they diverged.
     `against` compares with the first row: a difference where more is better, else how many times as fast.
     """
 
@@ -75,6 +76,8 @@ class Cell:
 
     def text(self, digits: int, plus_minus: str = " ± ") -> str:
         """The number as it is read."""
+        if not self.n:
+            return "failed"
         spread = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
@@ -97,8 +100,9 @@ def tabulate(study: Study, directory: Path, measure: str = "") -> Results:
     if name not in MEASURES:
         raise unknown("measure", name, MEASURES)
     kind, value = MEASURES[name]
-    loaded = [(place, run) for place in study.places() if (run := complete_run(directory / place.path))]
-    return lay_out(study, [(place, value(run), run.remark) for place, run in loaded], kind)
+    loaded = [(place, run) for place in study.places() if (run := load_ended(directory / place.path))]
+    found = [(place, value(run) if run.status == COMPLETE else np.nan, run.remark) for place, run in loaded]
+    return lay_out(study, found, kind)
 
 
 def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Measure) -> Results:
@@ -109,10 +113,11 @@ def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Me
     rows = []
     for row in _labels(study, layout.rows):
         own = [entry for entry in found if _is_at(entry[0], layout.rows, row)]
-        rows.append(" ".join(row) + ("".join(sorted({remark for *_, remark in own})) if len(shared) > 1 else ""))
+        said = "".join(sorted({remark for *_, remark in own})) if len(shared) > 1 else ""
+        rows.append((" ".join(row) or study.name) + said)
         grid.append([_cell([x for place, x, _ in own if _is_at(place, [layout.columns], c)]) for c in columns])
     best = layout.best or ("row" if len(columns) > 1 else "column")
-    notes = [] if measure.plain else _notes(study, len(found), best)
+    notes = [] if measure.plain else _notes(study, [value for _, value, _ in found], best)
     if measure.plain:
         grid = [[cell and replace(cell, deviation=np.nan) for cell in row] for row in grid]
     else:
@@ -121,17 +126,19 @@ def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Me
     return Results(
         f"{study.title}{next(iter(shared)) if len(shared) == 1 else ''}: {measure.label}",
         notes, measure,
-        ", ".join(axis.rpartition(".")[2] for axis in layout.rows),
+        ", ".join(axis.rpartition(".")[2] for axis in layout.rows) or "study",
         [" ".join(column) for column in columns] if layout.columns else ["mean"],
         list(zip(rows, grid, strict=True)),
     )  # fmt: skip
 
 
-def _notes(study: Study, found: int, best: str) -> list[str]:
-    seeds, total = len(study.axes.get(SEED, ())), len(study.places())
+def _notes(study: Study, values: Sequence[float], best: str) -> list[str]:
+    seeds, total, failed = len(study.axes.get(SEED, ())), len(study.places()), int(np.isnan(values).sum())
     notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed"]
-    notes += [f"{found} of {total} runs are complete"] if found < total else []
-    notes += [f"best of {'the table' if best == 'table' else f'a {best}'} bold (*), second best underlined (+)"]
+    if len(values) - failed < total:
+        said = f", {failed} failed" if failed else ""
+        notes.append(f"{len(values) - failed} of {total} runs are complete{said}")
+    notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold (*), second best underlined (+)")
     return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
 
 
@@ -145,9 +152,12 @@ def _is_at(place: Place, axes: Sequence[str], labels: Sequence[str]) -> bool:
 
 
 def _cell(values: Sequence[float]) -> Cell | None:
+    """The cell of these values, NaN those of failed runs; None where there are no values."""
     if not values:
         return None
-    return Cell(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else np.nan, len(values))
+    good = [value for value in values if not np.isnan(value)]
+    deviation = float(np.std(good, ddof=1)) if len(good) > 1 else np.nan
+    return Cell(float(np.mean(good)) if good else np.nan, deviation, len(good))
 
 
 def _placed(grid: list[list[Cell | None]], best: str, larger: bool) -> list[list[Cell | None]]:
@@ -170,7 +180,7 @@ def _compared(grid: list[list[Cell | None]], measure: Measure) -> list[list[Cell
     result = [list(row) for row in grid]
     for r, row in enumerate(grid[1:], 1):
         for c, (first, cell) in enumerate(zip(grid[0], row, strict=True)):
-            if first and cell:
+            if first and cell and first.n and cell.n:
                 words = (
                     f"{cell.mean - first.mean:+.{measure.digits}f}"
                     if measure.larger_is_better
@@ -250,8 +260,7 @@ def as_latex(results: Results) -> str:
         if cell is None:
             return "--"
         digits = results.measure.digits
-        spread = "" if np.isnan(cell.deviation) else rf"$_{{\pm {cell.deviation:.{digits}f}}}$"
-        text = f"{cell.mean:.{digits}f}{spread}"
+        text = cell.text(digits, plus_minus=r"$_{\pm ") + ("" if np.isnan(cell.deviation) else "}$")
         text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}", 0: text}[cell.place]
         return text + (f" ({_tex(cell.against)})" if cell.against else "")
 
@@ -279,10 +288,10 @@ def as_csv(results: Results) -> str:
     """One line for each cell."""
     with io.StringIO() as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([results.corner or "row", "column", "mean", "deviation", "runs", "place", "title"])
+        writer.writerow([results.corner, "column", "mean", "deviation", "runs", "place", "title"])
         for label, cells in results.rows:
             for column, cell in zip(results.columns, cells, strict=True):
-                if cell:
+                if cell and cell.n:
                     spread = "" if np.isnan(cell.deviation) else cell.deviation
                     writer.writerow([label, column, cell.mean, spread, cell.n, cell.place or "", results.title])
         return file.getvalue()

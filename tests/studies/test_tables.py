@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 
 import pytest
 
@@ -47,6 +48,14 @@ def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
         ("30.00 ± 0.00", 2, 1), ("20.00", 1, 2), None
     ]  # fmt: skip
     assert results.notes[:2] == ["mean ± deviation over 2 seeds", "9 of 12 runs are complete"]
+
+
+def test_runs_that_failed_are_no_numbers(study):
+    results = lay_out(study, entries(study, [40, math.nan, math.nan, math.nan, None, None, *[1.0] * 6]), ACCURACY)
+    _, cells = results.rows[0]
+    assert [cell and (cell.text(2), cell.n, cell.place) for cell in cells] == [("40.00", 1, 0), ("failed", 0, 0), None]
+    assert "7 of 12 runs are complete, 3 failed" in results.notes
+    assert "| m2 | 40.00 | failed | - |" in as_markdown(results)
 
 
 def test_less_is_better_of_times(study):
