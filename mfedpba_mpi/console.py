@@ -42,6 +42,11 @@ def bytes_of(n: float) -> str:
     return f"{n:.4g} GB"
 
 
+def count(n: int, noun: str) -> str:
+    """A number of things."""
+    return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A time in a unit that suits it."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -34,7 +34,7 @@ from mfedpba_mpi.comm.placement import place
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.console import bytes_of, table
+from mfedpba_mpi.console import bytes_of, count, table
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.data.sources import describe
@@ -336,8 +336,8 @@ def report(plan: Plan) -> Iterator[str | Table]:
     problem, machine, config = plan.problem, plan.machine, plan.problem.config
     working = [r for r, clients in enumerate(plan.ranks) if clients or r == 0]
     yield (
-        f"{config.method} on {problem.info.name}: {problem.K} clients on {_count(machine.ranks, 'rank')}, "
-        f"{_count(machine.nodes, 'node')} of {_count(machine.cores, 'core')} and {_count(machine.gpus, 'GPU')} each"
+        f"{config.method} on {problem.info.name}: {problem.K} clients on {count(machine.ranks, 'rank')}, "
+        f"{count(machine.nodes, 'node')} of {count(machine.cores, 'core')} and {count(machine.gpus, 'GPU')} each"
     )
     if len(working) < machine.ranks:
         yield f"{machine.ranks - len(working)} of the ranks have nothing to do: {problem.K + 1} ranks would do"
@@ -376,7 +376,7 @@ def report(plan: Plan) -> Iterator[str | Table]:
         f"({plan.rates.process / 1e6:.0f} MB)"
     )
     guesses = ["the other clients, from their networks and samples"] * (plan.rates.sampled < problem.K)
-    guesses += [f"{_count(machine.cores, 'core')} a node, as fast as here and without getting in each other's way"]
+    guesses += [f"{count(machine.cores, 'core')} a node, as fast as here and without getting in each other's way"]
     guesses += [f"a network of {8 * NETWORK / 1e9:.0f} Gbit/s"] * (machine.nodes > 1)
     guesses += [f"{CUDA_BYTES / 1e6:.0f} MB for each CUDA context"] * bool(machine.gpus)
     yield f"extrapolated: {'; '.join(guesses)}"
@@ -399,7 +399,3 @@ def _few(rows: list[tuple[Any, ...]], most: int = 8) -> list[tuple[Any, ...]]:
     if len(rows) <= most:
         return rows
     return [*rows[: most - 1], ("...", f"{len(rows) - most} more nodes", "", "", "", ""), rows[-1]]
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"

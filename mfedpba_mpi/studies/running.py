@@ -21,7 +21,17 @@ from pathlib import Path
 
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
-from mfedpba_mpi.studies.state import COMPLETE, FAILED, INTERRUPTED, OUTPUT, RUNNING, State, last_words, state_of
+from mfedpba_mpi.studies.state import (
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    OUTPUT,
+    PROMPT,
+    RUNNING,
+    State,
+    last_words,
+    state_of,
+)
 from mfedpba_mpi.studies.study import Planned
 from mfedpba_mpi.studies.watching import Board
 
@@ -111,7 +121,7 @@ class Runner:
     def _start(self, planned: Planned, directory: Path) -> subprocess.Popen[bytes]:
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / OUTPUT, "ab") as output:
-            output.write(f"$ {shlex.join(self.line(planned))}\n".encode())
+            output.write(f"{PROMPT}{shlex.join(self.line(planned))}\n".encode())
             output.flush()
             process = self._processes[planned.path] = subprocess.Popen(
                 self.line(planned), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,

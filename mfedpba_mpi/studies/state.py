@@ -13,6 +13,7 @@ from mfedpba_mpi.records.lock import held
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
 
 OUTPUT = "output.txt"  # in a run's directory: what it printed
+PROMPT = "$ "  # before the command in it
 WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
 
 
@@ -39,9 +40,8 @@ def state_of(directory: Path) -> State:
     if not any((directory / name).exists() for name in (LOG_NAME, CHECKPOINTS)):
         if going:
             return State(RUNNING)
-        if (directory / OUTPUT).exists():
-            return State(FAILED, reason=last_words(directory))
-        return State(WAITING)
+        said = last_words(directory) if (directory / OUTPUT).exists() else PROMPT
+        return State(WAITING) if said.startswith(PROMPT) else State(FAILED, reason=said)
     try:
         run = load_run(directory)
     except UserError as error:

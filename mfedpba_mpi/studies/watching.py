@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 
-from mfedpba_mpi.console import console, duration, table
+from mfedpba_mpi.console import console, count, duration, table
 from mfedpba_mpi.studies.state import COMPLETE, FAILED, OUTPUT, RUNNING, State, overview, state_of
 from mfedpba_mpi.studies.study import Planned
 
@@ -40,12 +41,11 @@ class Board:
         self.began = self.spoke = time.monotonic()
 
     def __enter__(self) -> Board:
-        count = {status: sum(s.status == status for s in self.states.values()) for status in (COMPLETE, RUNNING)}
-        already = f", {count[COMPLETE]} complete already" if count[COMPLETE] else ""
-        elsewhere = f", {count[RUNNING]} running elsewhere" if count[RUNNING] else ""
-        self.console.print(
-            f"{len(self.runs)} runs in {escape(str(self.directory))}{already}{elsewhere}, {len(self.todo)} to do"
-        )
+        found = Counter(state.status for state in self.states.values())
+        already = f", {found[COMPLETE]} complete already" if found[COMPLETE] else ""
+        elsewhere = f", {found[RUNNING]} running elsewhere" if found[RUNNING] else ""
+        runs = f"{count(len(self.runs), 'run')} in {escape(str(self.directory))}"
+        self.console.print(f"{runs}{already}{elsewhere}, {len(self.todo)} to do")
         if self.console.is_terminal and self.todo:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
             self.live.start()
@@ -64,8 +64,8 @@ class Board:
         words = f"{state.progress}, {seconds:.0f} s" + (f": {state.reason}" if state.status == FAILED else "")
         finished = sum(s.status == COMPLETE for s in self.states.values())
         if not self.live:
-            count = f"{finished:{len(str(len(self.runs)))}d}/{len(self.runs)}"
-            line = f"{count}  {planned.path}  {state.status}, {words}{self._eta()}"
+            number = f"{finished:{len(str(len(self.runs)))}d}/{len(self.runs)}"
+            line = f"{number}  {planned.path}  {state.status}, {words}{self._eta()}"
             self.console.print(line, markup=False, soft_wrap=True)
             self.spoke = time.monotonic()
 
@@ -90,7 +90,7 @@ class Board:
             self.console.print(f"[red]failed[/] {escape(str(planned.path))}: {escape(state.reason)}", soft_wrap=True)
             self.console.print(f"       see {escape(str(self.directory / planned.path / OUTPUT))}", soft_wrap=True)
         complete = sum(state.status == COMPLETE for state in self.states.values())
-        words = f"{complete} of {len(self.runs)} runs complete, {len(failed)} failed"
+        words = f"{complete} of {count(len(self.runs), 'run')} complete, {len(failed)} failed"
         if stopped:
             words += f"; stopped by {stopped}, the same command goes on"
         self.console.print(words)
