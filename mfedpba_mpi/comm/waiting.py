@@ -158,12 +158,15 @@ def abort(code: int, reason: str) -> None:
     world.Abort(code)
 
 
-def leave(code: int) -> None:
-    """End this process in order, where all ranks do so with the same code."""
+def leave(code: int) -> NoReturn:
+    """End this process in order, where all ranks do so with the same code.
+
+    At once, since Python and torch can take seconds to take themselves down: after the first code that is not 0, or a
+    while after the first rank has ended, launchers kill whom they still find.
+    """
     if not _deaths:
         MPI.Finalize()
-    if _deaths or code:
-        _exit(code)  # at once: after the first code that is not 0 launchers kill whom they still find
+    _exit(code)
 
 
 def _exit(code: int) -> NoReturn:

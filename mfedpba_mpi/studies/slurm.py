@@ -127,7 +127,8 @@ class Submission:
             *self.setup,
             *([f"export MFEDPBA_MPI={shlex.quote(flavour)}"] if flavour else []),
             "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1",
-            "export OMPI_MCA_mpi_yield_when_idle=1     # Open MPI does not do this by itself under SLURM",
+            "export OMPI_MCA_mpi_yield_when_idle=1     # a waiting rank leaves its core to others",
+            "unset SLURM_EXPORT_ENV     # after sbatch --export=NONE ranks would start without these",
             "",
         ]
 
