@@ -189,23 +189,9 @@ def run(
 )
 @click.option("--print", "show_only", is_flag=True, help="show the scripts; write and submit nothing")
 def submit(
-    per_element: int,
-    at_once: int,
-    jobs: int,
-    launcher: str,
-    setup: tuple[str, ...],
-    show_only: bool,
-    data_dir: Path,
-    nodes: int,
-    cpus_per_task: int,
-    account: str,
-    partition: str,
-    time: str,
-    gpus_per_node: str,
-    mem: str,
-    extra: tuple[str, ...],
+    per_element: int, at_once: int, jobs: int, launcher: str, setup: tuple[str, ...], show_only: bool, data_dir: Path,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Submit a study as a SLURM job array, and a job that makes its table when all elements have ended.
 
     Before its time limit an element stops in order and queues itself again; it goes on where it was. Submitted again,
@@ -213,10 +199,10 @@ def submit(
     """
     from mfedpba_mpi.studies.slurm import Resources, Submission
 
+    given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
     found, directory, runs = _opened(data_dir=data_dir, **options)
     jobs = 1 if found.alone else min(jobs, per_element)
-    tasks = jobs * max(planned.ranks for planned in runs)
-    resources = Resources(account, partition, time, nodes, tasks, cpus_per_task, gpus_per_node, mem, extra)
+    resources = Resources(tasks=jobs * max(planned.ranks for planned in runs), **given)
     elements = -(-len(runs) // per_element)
     job = Submission(found.name, directory, data_dir, elements, at_once, resources, setup, launcher, jobs)
     if show_only:

@@ -30,7 +30,7 @@ class Resources:
     partition: str = ""
     time: str = ""
     nodes: int = 1
-    ranks: int = 1  # tasks: of the largest run, or of the runs side by side
+    tasks: int = 1  # ranks of the largest run, times the runs side by side
     cpus_per_task: int = 1
     gpus_per_node: str = ""
     mem: str = ""
@@ -41,7 +41,7 @@ class Resources:
         options = {"account": self.account, "partition": self.partition}
         if whole:
             options |= {
-                "time": self.time, "nodes": str(self.nodes), "ntasks": str(self.ranks),
+                "time": self.time, "nodes": str(self.nodes), "ntasks": str(self.tasks),
                 "cpus-per-task": str(self.cpus_per_task), "gpus-per-node": self.gpus_per_node, "mem": self.mem,
             }  # fmt: skip
         else:
