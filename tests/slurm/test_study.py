@@ -52,7 +52,7 @@ def test_a_study_is_an_array_whose_failing_element_takes_no_other_along(cluster,
 
 
 def test_an_element_that_is_told_to_stop_goes_on_and_the_table_waits_for_it(cluster, submitted, unbatched, tmp_path):
-    array, table = submitted('method = ["local", "mfedpba"]', 150, "--per-element", 2)
+    array, table = submitted('method = ["local", "mfedpba"]', LONG[-1], "--per-element", 2)
     cluster.until(lambda: rounds(tmp_path / "out/local") > 2, "no rounds")
     cluster.cancel("--signal=USR1", "--batch", f"{array}_0")
     (record,) = cluster.wait(array, timeout=180)
