@@ -15,10 +15,13 @@ from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, r
 from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.data.commands import PathType, data, data_dir_option
 from mfedpba_mpi.errors import Ended, RankFailed, RunError, UserError, describe_error
+from mfedpba_mpi.export import export
 from mfedpba_mpi.launch import claim, end_all, end_together, launch
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.options import fields_of
+from mfedpba_mpi.report.commands import report
 from mfedpba_mpi.studies.commands import study
+from mfedpba_mpi.watch import watch
 
 
 class DefaultGroup(click.Group):
@@ -46,6 +49,8 @@ def cli() -> None:
     mpirun -n 3 mfedpba-mpi --dataset mfeat --method local --rounds 50 --seed 1
     mfedpba-mpi data list                              which datasets are there
     mfedpba-mpi study run main-table --quick           the paper's table in small: many runs from one file
+    mfedpba-mpi watch runs/youtube-m2-mfedpba-s0       look on while it goes
+    mfedpba-mpi report runs/youtube-m2-mfedpba-s0      a page with figures and tables
 
     An option without a command belongs to `run`. The same seed gives the same bits on any number of ranks.
     """
@@ -136,8 +141,8 @@ def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **option
         console().print(line)
 
 
-cli.add_command(data)
-cli.add_command(study)
+for command in (data, study, watch, report, export):
+    cli.add_command(command)
 
 
 @cli.command("methods", short_help="List the methods and their parameters.")

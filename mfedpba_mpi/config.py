@@ -75,6 +75,9 @@ class RunConfig:
     batch_size: int = option(12, "mini-batch size", low=2, group=TRAINING)
     participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1, group=TRAINING)
     eval_every: int = option(1, "evaluate every so many rounds, and after the last", low=1, group=TRAINING)
+    track_gradients: bool = option(
+        False, "log each client's mean squared gradient norm, /rounds/gradient_norm2 (slower)", group=TRAINING
+    )
 
     device: str = option(
         "auto", "the ranks of a node share its GPUs in turn", choices=("auto", "cpu", "cuda"), group=MACHINE

@@ -61,6 +61,7 @@ class End:
     server_sha256: str
     prototypes: Mapping[int, Mapping[str, Tensor]]  # each client's final E (|M_k|, C, d) and I (C, C)
     news: Message  # the newest of everything the server has sent to all
+    server: Message  # what else of its state is shown
 
 
 @contextmanager
@@ -255,20 +256,26 @@ class Federation:
 
     @property
     def _width(self) -> int:
-        """Numbers a client reports each round: its losses, items tested, correct ones by each predictor."""
-        return len(self.method.client_terms) + 1 + len(self.method.predictors)
+        """Numbers a client reports each round: of its training, items tested, correct ones by each predictor."""
+        return len(self._trained) + 1 + len(self.method.predictors)
+
+    @property
+    def _trained(self) -> list[str]:
+        """What a client reports of its training, by name in /rounds: its losses, and its gradient if it is tracked."""
+        return [f"loss_{term}" for term in self.method.client_terms] + ["gradient_norm2"] * self.config.track_gradients
 
     def _gather_metrics(
         self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock
     ) -> tuple[dict[str, Any], Verdict]:
         """Losses, scores and times of all clients, and the ranks' times and verdicts, on rank 0: one small gather."""
-        terms, predictors, took_part = self.method.client_terms, self.method.predictors, set(active)
+        trained, predictors, took_part = self._trained, self.method.predictors, set(active)
         verdict = self._verdict()
         rows = np.full((len(self.clients) + 1, self._width + 1), np.nan)
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):
             if k in took_part and not verdict & Verdict.VOID:
-                row[: len(terms)] = [client.losses[term] for term in terms]
-            row[len(terms) : -1] = scores.get(k, -1)
+                losses = [client.losses[term] for term in self.method.client_terms]
+                row[: len(trained)] = losses + [client.gradient_norm2] * self.config.track_gradients
+            row[len(trained) : -1] = scores.get(k, -1)
             row[-1] = clock.clients[k]
         rows[-1, :3] = clock.seconds["train"], clock.seconds["eval"], verdict
         gathered = self.comm.gather_rows(rows)
@@ -278,9 +285,9 @@ class Federation:
             verdict |= Verdict(int(part[-1, 2]))
         order = np.argsort([k for clients in self.comm.ranks for k in clients])
         table = np.concatenate([part[:-1] for part in gathered])[order]
-        tested, *correct = table[:, len(terms) : -1].T.astype(np.int64)
+        tested, *correct = table[:, len(trained) : -1].T.astype(np.int64)
         accuracy = [np.where(tested > 0, hits / np.maximum(tested, 1), np.nan) for hits in correct]
-        values = {f"loss_{term}": table[:, i] for i, term in enumerate(terms)}
+        values = {name: table[:, i] for i, name in enumerate(trained)}
         if len(predictors) > 1:
             values |= {f"accuracy_{name}": part for name, part in zip(predictors, accuracy, strict=True)}
         return values | {
@@ -333,7 +340,7 @@ class Federation:
         found = self.comm.gather(messages, layouts)
         digests = [bytes(message.pop("sha256").to(torch.uint8).tolist()).hex() for message in found.values()]
         server = sha256(self.server.state()).hex() if self.server else ""
-        return End(digests, server, found, self.news)
+        return End(digests, server, found, self.news, self.server.final() if self.server else {})
 
 
 class Clock:

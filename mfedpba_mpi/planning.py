@@ -43,7 +43,7 @@ from mfedpba_mpi.data.synthetic import RECIPES, class_sizes
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.base import EVALUATION_ROWS, Method, Problem
 from mfedpba_mpi.methods.catalog import load_method
-from mfedpba_mpi.models.architecture import NONZEROS, Architecture, convolutions, macs
+from mfedpba_mpi.models.architecture import NONZEROS, convolutions, weights
 from mfedpba_mpi.preparing import cost, draw_partition, draw_problem
 
 SAMPLED, BATCHES = 8, 10  # clients, and batches an epoch, of the calibration
@@ -223,14 +223,6 @@ def activation_bytes(problem: Problem, k: int) -> float:
 def row_bytes(modality: Modality) -> int:
     """Bytes of a row as training holds it."""
     return 12 * NONZEROS + 8 if modality.sparse else 4 * modality.width
-
-
-def weights(architecture: Architecture, modality: Modality, d: int) -> int:
-    """How many weights an extractor has: linear layers have as many as they multiply for a row, if it is dense."""
-    layers = convolutions(architecture, modality.width)
-    dense = dataclasses.replace(modality, sparse=False)
-    linear = macs(architecture, dense, d) - sum(layer.macs for layer in layers)
-    return linear + sum(layer.inputs * layer.outputs * prod(layer.kernel) for layer in layers)
 
 
 # ---- calibration

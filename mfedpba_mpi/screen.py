@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -119,19 +119,23 @@ def summary(run: Run) -> Iterator[str | Table]:
 
 
 def client_table(run: Run, title: str, most: int = 24) -> Table:
-    """Modalities, networks, samples and accuracy of each client, of the first few where there are many."""
+    """The first few clients, where there are many, as a table."""
+    headers, rows = client_rows(run)
+    more = [["", f"and {len(rows) - most} more", *[""] * (len(headers) - 2)]] if len(rows) > most else []
+    return table(headers, [*rows[:most], *more], title)
+
+
+def client_rows(run: Run) -> tuple[list[str], list[list[object]]]:
+    """Modalities, networks, samples and accuracy of each client after the last evaluated round."""
     names, part = run.attributes["modalities"], run.partition
     accuracy = run.rounds["accuracy"][run.evaluated[-1] - 1]
     train, test = np.diff(part["train_offsets"]), np.diff(part["test_offsets"])
-    rows: list[Sequence[object]] = []
-    for k in range(min(len(train), most)):
+    rows: list[list[object]] = []
+    for k in range(len(train)):
         owned = " ".join(names[m] for m in np.flatnonzero(part["modalities"][k]))
         networks = ", ".join(str(Architecture.from_dict(a)) for a in json.loads(part["architectures"][k]))
-        rows.append((k, owned, networks, train[k], test[k], f"{accuracy[k]:.2%}"))
-    if len(train) > most:
-        rows.append(("", f"and {len(train) - most} more", "", "", "", ""))
-    measured = "validation" if run.validation else "test"
-    return table(["client", "modalities", "networks", "train", measured, "accuracy"], rows, title)
+        rows.append([k, owned, networks, train[k], test[k], f"{accuracy[k]:.2%}"])
+    return ["client", "modalities", "networks", "train", "validation" if run.validation else "test", "accuracy"], rows
 
 
 def payload_line(run: Run) -> str:

@@ -45,6 +45,7 @@ def test_the_configuration_survives_json():
         ({"dataset": "youtube", "rounds": 1.5}, "expected a whole number"),
         ({"dataset": "youtube", "lr": "nan"}, "lr: nan is out of range"),
         ({"dataset": "youtube", "participation": 1.1}, "participation: 1.1 is out of range"),
+        ({"dataset": "youtube", "track_gradients": "maybe"}, "track-gradients: expected true or false, got 'maybe'"),
         ({"dataset": "youtube", "method": "mfedbpa"}, "did you mean 'mfedpba'"),
         ({"dataset": "youtube", "fusion": "summ"}, "did you mean 'sum'"),
         ({"dataset": "youtube", "families": "DNN,RNN"}, "'RNN' is not one of"),

@@ -259,7 +259,9 @@ def _word(value) -> str:
 
 
 def _option(name: str, value, apart: bool) -> list[str]:
-    """``--name=value``; a list as one word, or `apart` as an option for each of its items."""
+    """``--name=value``; a list as one word, or `apart` as an option for each of its items; a flag is there or not."""
+    if isinstance(value, bool):
+        return [f"--{name.replace('_', '-')}"] * value
     return [
         f"--{name.replace('_', '-')}={_word(item)}"
         for item in (value if apart and isinstance(value, list) else [value])

@@ -9,9 +9,9 @@ from mfedpba_mpi.comm.placement import place
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS
-from mfedpba_mpi.models.architecture import sample_architecture
+from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
-from mfedpba_mpi.planning import Machine, imagine, make_plan, rank_bytes, report, round_seconds, weights
+from mfedpba_mpi.planning import Machine, imagine, make_plan, rank_bytes, report, round_seconds
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):

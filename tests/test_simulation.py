@@ -33,6 +33,7 @@ def test_a_run_writes_every_round_under_the_fixed_names(finished):
     assert len(run.final["client_sha256"]) == K
     assert run.final["P_G"].shape == (3, 3, 8)
     assert run.final["E"].shape == (6, 3, 8)  # m2: two modalities each
+    assert run.final["plan"].shape == (3, 3, 3)
 
 
 def test_payload_is_the_closed_formula(finished):
@@ -95,6 +96,13 @@ def test_partial_participation(finished):
     assert run.evaluated.tolist() == [2, 4, 6]
     assert (run.rounds["tested"][0] == -1).all()
     assert np.isnan(run.rounds["accuracy"][0]).all()
+
+
+def test_gradients_are_logged_of_those_who_took_part(finished):
+    run = finished(participation=0.5, clients=4, rounds=6, eval_every=2, track_gradients=True)
+    assert (np.isnan(run.rounds["gradient_norm2"]) == ~run.rounds["participants"]).all()
+    assert np.nanmin(run.rounds["gradient_norm2"]) > 0
+    assert "gradient_norm2" not in finished().rounds
 
 
 def test_the_last_round_is_evaluated_whatever_eval_every_says(finished):

@@ -8,6 +8,7 @@ random numbers from streams keyed by those.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.training import Epoch, Loss, ModalityRows
+from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.descent import descend
@@ -95,6 +96,7 @@ class Client(ABC):
         self.train_rows, self.train_labels = [x.take(train) for x in rows], labels[: data.n_train]
         self.test_rows, self.test_labels = [x.take(test) for x in rows], labels[data.n_train :]
         self.losses: dict[str, float] = {}
+        self.gradient_norm2 = math.nan
 
     def begin(self, inbox: Message) -> None:  # noqa: B027
         """Take up the server's first message, before round 1."""
@@ -144,18 +146,20 @@ class Client(ABC):
 
         Parameters
         ----------
-        terms : names of the loss terms, for the log; their means over the batches end up in `self.losses`.
+        terms : names of the loss terms, for the log; their means over the batches end up in `self.losses`, and that of
+            ||g||^2 in `self.gradient_norm2` where gradients are tracked.
         make_loss : prepares an epoch.
         """
         lr, ways = self.rates()[0], [descend(extractor) for extractor in self.model.extractors]
         means = torch.zeros(len(terms), device=self.device)
+        gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
             by_hand = loss.by_hand and all(way.by_hand for way in ways)
             with torch.inference_mode() if by_hand else torch.no_grad():  # the first is a tenth faster
-                for batch, rows, xs in epoch.batches():
+                for batch, rows, xs in gradients.watch(epoch.batches()) if gradients else epoch.batches():
                     Z = torch.stack([way.forward(x) for way, x in zip(ways, xs, strict=True)])
                     gZ = loss.step(batch, rows, Z)
                     for way, g in zip(ways, gZ, strict=True):
@@ -163,6 +167,7 @@ class Client(ABC):
                             way.backward(g, lr, False)
                 means += loss.means() / self.config.epochs
         self.losses = dict(zip(terms, means.tolist(), strict=True))
+        self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
             if not np.isfinite(value):
                 raise RunError(f"client {self.k}, round {t}: loss term {term} is not finite ({value}); lower --lr")
@@ -219,6 +224,10 @@ class Server(ABC):
             raise ValueError(f"the server's state has {sorted(own)}, not {sorted(state)}")
         for name, value in own.items():
             value.copy_(state[name])
+
+    def final(self) -> Mapping[str, Tensor]:
+        """What of the `state` is shown in the log's /final, by its name there."""
+        return {}
 
 
 class Method(ABC):

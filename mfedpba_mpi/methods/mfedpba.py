@@ -254,6 +254,14 @@ class MFedPBAServer(Server):
         self.autoencoder.load_state_dict({name: state[name] for name in weights})
         self.alignment.load_state({name: value for name, value in state.items() if name not in weights})
 
+    def final(self) -> Mapping[str, Tensor]:
+        """L_align's plans (M, C, C), from the classes of I_G to those of P_G^m; NaN at absent ones."""
+        state = self.alignment.state()
+        if not state:  # L_align was left out
+            return {}
+        present = state["present"]
+        return {"plan": state["plans"].where(present[:, :, None] & present[:, None], math.nan)}
+
 
 class MFedPBA(Method):
     """Up C (|M_k| d + C) floats, down C (M d + C); class counts are known from the start, presence travels along."""

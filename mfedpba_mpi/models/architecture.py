@@ -6,7 +6,7 @@ Nothing here needs torch, so that planning a run and placing its clients stay ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import ceil, prod, sqrt
 from typing import Any, NamedTuple
@@ -154,3 +154,11 @@ def macs(architecture: Architecture, modality: Modality, d: int) -> int:
         hidden = sum(a * b for a, b in pairwise(widths))
     convolved = sum(layer.macs for layer in convolutions(architecture, modality.width))
     return convolved + first * widths[0] + hidden + widths[-1] * d
+
+
+def weights(architecture: Architecture, modality: Modality, d: int) -> int:
+    """How many weights an extractor has: linear layers have as many as they multiply for a row, if it is dense."""
+    layers = convolutions(architecture, modality.width)
+    dense = replace(modality, sparse=False)
+    linear = macs(architecture, dense, d) - sum(layer.macs for layer in layers)
+    return linear + sum(layer.inputs * layer.outputs * prod(layer.kernel) for layer in layers)

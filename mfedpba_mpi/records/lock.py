@@ -38,7 +38,7 @@ def locked(directory: Path) -> Iterator[None]:
 def held(directory: Path) -> bool:
     """Whether a living process holds the lock of a directory, as far as can be seen from here."""
     path = directory / LOCK_NAME
-    owner = _owner(path)
+    owner = owner_of(path)
     if not owner or owner["host"] == socket.gethostname():
         return bool(owner) and _alive(owner["pid"])
     try:
@@ -62,11 +62,11 @@ def _take(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _taken(path, _owner(path)) from None
+        raise _taken(path, owner_of(path)) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             raise
-        owner = _owner(path)  # a file system without locks: all there is to go by is the name
+        owner = owner_of(path)  # a file system without locks: all there is to go by is the name
         if owner and (owner["host"] != socket.gethostname() or _alive(owner["pid"])):
             raise _taken(path, owner, " (if that process is no more, delete it)") from None
 
@@ -78,7 +78,7 @@ def _taken(path: Path, owner: dict[str, object], hint: str = "") -> UserError:
     )
 
 
-def _owner(path: Path) -> dict[str, object]:
+def owner_of(path: Path) -> dict[str, object]:
     try:
         owner = json.loads(path.read_bytes())
         return {"host": str(owner["host"])[:100], "pid": int(owner["pid"]), "since": str(owner["since"])[:30]}

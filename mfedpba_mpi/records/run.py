@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
 from mfedpba_mpi.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOG_NAME, CHECKPOINTS = "run.h5", "checkpoints"  # in a run's directory
 BLOCK = 512  # where HDF5 first looks for itself, after 0
@@ -85,6 +88,42 @@ class Run:
             "client_mean_last": float(mean[-1]), "client_mean_last_five": float(mean[-5:].mean()),
         }  # fmt: skip
 
+    def frame(self) -> pd.DataFrame:
+        """A tidy data frame with a row for each round and client; `records/frames.py` says what is in the four."""
+        from mfedpba_mpi.records.frames import clients_rounds_frame
+
+        return clients_rounds_frame(self)
+
+    def rounds_frame(self) -> pd.DataFrame:
+        """A data frame with a row a round."""
+        from mfedpba_mpi.records.frames import rounds_frame
+
+        return rounds_frame(self)
+
+    def clients_frame(self) -> pd.DataFrame:
+        """A data frame with a row a client."""
+        from mfedpba_mpi.records.frames import clients_frame
+
+        return clients_frame(self)
+
+    def modalities_frame(self) -> pd.DataFrame:
+        """A data frame with a row for each value of the arrays with an axis of modalities."""
+        from mfedpba_mpi.records.frames import modalities_frame
+
+        return modalities_frame(self)
+
+
+def remark_of(runs: Iterable[Run]) -> str:
+    """What must be said wherever numbers of these runs are shown together, without brackets; often nothing."""
+    return joint_remark(run.remark for run in runs)
+
+
+def joint_remark(remarks: Iterable[str]) -> str:
+    """One remark for several, each as `Run.remark` has it."""
+    said = {remark.strip(" ()") for remark in remarks}
+    words = ", ".join(sorted(said - {""}))
+    return f"partly {words}" if words and "" in said else words
+
 
 def load_run(path: str | Path) -> Run:
     """Read a run's log.
@@ -150,6 +189,8 @@ def _read(path: Path, file: h5py.File) -> Run:
     if final:
         final["server_sha256"] = file["final"].attrs["server_sha256"]
     partition = {name: _array(data) for name, data in file["partition"].items()}
+    for name, kind in (("accuracy", float), ("correct", int), ("tested", int)):  # there also before the first round
+        rounds.setdefault(name, np.empty((0, len(partition["rank"])), kind))
     return Run(path, attributes, rounds, partition, final)
 
 

@@ -16,6 +16,8 @@ rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
         accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
         loss_ce, loss_fea, loss_logit (T, K)    means over the round's batches; NaN for clients that did not take part
+        gradient_norm2 (T, K)    with --track-gradients: means over the round's SGD steps of ||g||^2, g the stochastic
+            gradient of the client's whole loss in all that it trains; NaN as for losses, rounding below some 1e-8
         server_rec, server_con, server_align (T,)    at the last server step of the round
         gw_residual, gw_iterations (T,)    MFedPBA's transport plans: the round's largest residual, all its iterations
         gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN where there is none
@@ -30,7 +32,10 @@ rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round
                      (test_rows is what accuracies are measured on: with --validation, training rows held out),
                      architectures (K,) JSON, rank (K,), counts (K, C) of training samples
     /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
-                     and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present)
+                     and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present);
+                     plan (M, C, C), where MFedPBA has L_align: the transport plan of each modality as the last server
+                     step left it, from the classes of I_G (rows) to those of P_G (columns), n classes present with
+                     marginals 1/n; NaN where a class or the modality is absent
 """
 
 from __future__ import annotations
@@ -175,5 +180,5 @@ def _write_final(group: h5py.Group, owned: np.ndarray, end: End) -> None:
     group["E"] = np.concatenate([message["E"].cpu().numpy() for message in end.prototypes.values()])
     group["E_client"], group["E_modality"] = np.nonzero(owned)
     group["I"] = np.stack([message["I"].cpu().numpy() for message in end.prototypes.values()])
-    for name, value in end.news.items():
+    for name, value in (*end.news.items(), *end.server.items()):
         group[name] = value.cpu().numpy()

@@ -47,11 +47,10 @@ def state_of(directory: Path) -> State:
     except UserError as error:
         return State(RUNNING if going else INTERRUPTED, reason=str(error))
     status = RUNNING if going else INTERRUPTED if run.status == RUNNING else run.status
-    average = run.average().tolist() if "tested" in run.rounds else []
+    average = run.average().tolist()
     reason = str(run.attributes.get("reason", "")) if status == FAILED else ""
     accuracy = average[-1] if average else math.nan
-    rounds = len(run.rounds.get("tested", ()))
-    return State(status, rounds, run.attributes["config"]["rounds"], accuracy, reason)
+    return State(status, len(run.rounds["tested"]), run.attributes["config"]["rounds"], accuracy, reason)
 
 
 def load_ended(directory: Path) -> Run | None:

@@ -46,7 +46,7 @@ from typing import Any
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, read_toml, setting_names
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS
-from mfedpba_mpi.options import check, fields_of, flat, nearest, nested, option, shown
+from mfedpba_mpi.options import check, fields_of, flat, kind_of, nearest, nested, option, shown
 
 FILE = "study.toml"  # in a study's directory: the study as it is run there
 RANKS = "ranks"  # beside the settings of a run: on how many ranks it goes
@@ -110,9 +110,12 @@ class Planned(Place):
         """The run's settings as arguments of `mfedpba-mpi run`."""
         words = []
         for name, value in self.given.items():
-            words += (
-                ["--set", f"{name}={_text(value)}"] if "." in name else [f"--{name.replace('_', '-')}", _text(value)]
-            )
+            if "." in name:
+                words += ["--set", f"{name}={_text(value)}"]
+            elif kind_of(RunConfig, name)[0] is bool:
+                words += [_flag(name)] if value else []
+            else:
+                words += [_flag(name), _text(value)]
         return words
 
 
@@ -339,6 +342,10 @@ def _chosen(axis: str, choices: Sequence[Choice], label: Any) -> Choice:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _text(value: Any) -> str:

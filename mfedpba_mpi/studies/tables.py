@@ -21,7 +21,7 @@ from rich.text import Text
 
 from mfedpba_mpi.console import console, table
 from mfedpba_mpi.options import unknown
-from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.records.run import Run, joint_remark
 from mfedpba_mpi.studies.state import COMPLETE, load_ended
 from mfedpba_mpi.studies.study import SEED, Place, Study, put
 
@@ -81,10 +81,14 @@ class Cell:
         spread = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
+    def words(self, digits: int) -> str:
+        """The number, and how it compares."""
+        return self.text(digits) + (f" ({self.against})" if self.against else "")
+
 
 @dataclass(frozen=True)
 class Results:
-    """A table of cells; None where there is no complete run."""
+    """A table of cells; None where there is no run. `remark` is what must be said of the data, and is in the title."""
 
     title: str
     notes: Sequence[str]
@@ -92,6 +96,7 @@ class Results:
     corner: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell | None]]]
+    remark: str = ""
 
 
 def tabulate(study: Study, directory: Path, measure: str = "") -> Results:
@@ -113,9 +118,9 @@ def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Me
     rows = []
     for row in _labels(study, layout.rows):
         own = [entry for entry in found if _is_at(entry[0], layout.rows, row)]
-        said = "".join(sorted({remark for *_, remark in own})) if len(shared) > 1 else ""
-        rows.append((" ".join(row) or study.name) + said)
-        grid.append([_cell([x for place, x, _ in own if _is_at(place, [layout.columns], c)]) for c in columns])
+        said = joint_remark(remark for *_, remark in own) if len(shared) > 1 else ""
+        rows.append((" ".join(row) or study.name) + (f" ({said})" if said else ""))
+        grid.append([cell_of([x for place, x, _ in own if _is_at(place, [layout.columns], c)]) for c in columns])
     best = layout.best or ("row" if len(columns) > 1 else "column")
     notes = [] if measure.plain else _notes(study, [value for _, value, _ in found], best)
     if measure.plain:
@@ -123,12 +128,13 @@ def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Me
     else:
         grid = _placed(grid, best, measure.larger_is_better)
         grid = _compared(grid, measure) if layout.against_first else grid
+    remark = next(iter(shared)) if len(shared) == 1 else ""
     return Results(
-        f"{study.title}{next(iter(shared)) if len(shared) == 1 else ''}: {measure.label}",
+        f"{study.title}{remark}: {measure.label}",
         notes, measure,
         ", ".join(axis.rpartition(".")[2] for axis in layout.rows) or "study",
         [" ".join(column) for column in columns] if layout.columns else ["mean"],
-        list(zip(rows, grid, strict=True)),
+        list(zip(rows, grid, strict=True)), remark.strip(" ()"),
     )  # fmt: skip
 
 
@@ -151,7 +157,7 @@ def _is_at(place: Place, axes: Sequence[str], labels: Sequence[str]) -> bool:
     return all(place.labels[axis] == label for axis, label in zip(axes, labels, strict=False))
 
 
-def _cell(values: Sequence[float]) -> Cell | None:
+def cell_of(values: Sequence[float]) -> Cell | None:
     """The cell of these values, NaN those of failed runs; None where there are no values."""
     if not values:
         return None
@@ -198,7 +204,7 @@ def as_rich(results: Results) -> RichTable:
     styles, marks = {1: "bold", 2: "underline", 0: ""}, {1: " *", 2: " +", 0: ""}
     rows = [[Text(label) for label, _ in results.rows]]
     for cells in zip(*(cells for _, cells in results.rows), strict=True):
-        texts = [_plain(cell, results.measure.digits) for cell in cells]
+        texts = [cell.words(results.measure.digits) if cell else "-" for cell in cells]
         width = max(map(len, texts))
         places = [cell.place if cell else 0 for cell in cells]
         rows.append([Text(t.rjust(width) + marks[p], styles[p]) for t, p in zip(texts, places, strict=True)])
@@ -206,12 +212,6 @@ def as_rich(results: Results) -> RichTable:
     for row in zip(*rows, strict=True):
         shown.add_row(*row)
     return shown
-
-
-def _plain(cell: Cell | None, digits: int) -> str:
-    if cell is None:
-        return "-"
-    return cell.text(digits) + (f" ({cell.against})" if cell.against else "")
 
 
 def as_text(results: Results) -> str:
@@ -262,14 +262,14 @@ def as_latex(results: Results) -> str:
         digits = results.measure.digits
         text = cell.text(digits, plus_minus=r"$_{\pm ") + ("" if np.isnan(cell.deviation) else "}$")
         text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}", 0: text}[cell.place]
-        return text + (f" ({_tex(cell.against)})" if cell.against else "")
+        return text + (f" ({tex(cell.against)})" if cell.against else "")
 
-    rows = [" & ".join([_tex(label), *map(marked, cells)]) + r" \\" for label, cells in results.rows]
+    rows = [" & ".join([tex(label), *map(marked, cells)]) + r" \\" for label, cells in results.rows]
     return "\n".join(
         [
-            r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{results.title}; {results.notes[0]}')}}}",
+            r"\begin{table}", r"\centering", rf"\caption{{{tex(f'{results.title}; {results.notes[0]}')}}}",
             rf"\begin{{tabular}}{{l{'c' * len(results.columns)}}}", r"\toprule",
-            " & ".join(map(_tex, [results.corner, *results.columns])) + r" \\", r"\midrule", *rows,
+            " & ".join(map(tex, [results.corner, *results.columns])) + r" \\", r"\midrule", *rows,
             r"\bottomrule", r"\end{tabular}", r"\end{table}",
         ]
     ) + "\n"  # fmt: skip
@@ -280,7 +280,8 @@ _TEX: Mapping[str, str] = {c: f"\\{c}" for c in "&%$#_{}"} | {
 }  # fmt: skip
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Text as it is, in LaTeX."""
     return re.sub(r"[&%$#_{}~^\\±]", lambda match: _TEX[match[0]], text)
 
 

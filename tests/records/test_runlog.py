@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from mfedpba_mpi import load_run
@@ -92,6 +93,30 @@ def test_a_full_disk_stops_the_run_and_leaves_the_rounds_before(tiny, tmp_path, 
     with pytest.raises(RunError, match=r"cannot write .*run\.h5: No space left on device"):
         simulate(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Filling()])
     assert len(load_run(tmp_path).rounds["accuracy"]) == 2
+
+
+FEW = {"clients": 14, "alpha": 0.05, "participation": 0.07, "rounds": 4}  # in the end one modality, and not all classes
+
+
+@pytest.mark.parametrize("settings", [{}, FEW, {**FEW, "participation": 0.2}])
+def test_a_final_plan_couples_the_present_classes_uniformly(finished, settings):
+    run = finished(**settings)
+    present = run.final["P_present"] > 0
+    assert run.final["plan"].shape == (3, 3, 3)
+    assert present.all() == (not settings)
+    for plan, here, trace in zip(run.final["plan"], present, run.rounds["gw_trace"][-1], strict=True):
+        n, among = here.sum(), np.ix_(here, here)
+        assert np.isnan(plan).sum() == plan.size - n**2
+        assert (plan[among] >= 0).all()
+        for axis in (0, 1):
+            np.testing.assert_allclose(plan[among].sum(axis), 1 / max(n, 1), atol=1e-6)
+        if n > 1:
+            assert np.trace(plan[among]) == pytest.approx(trace, rel=1e-12)  # as it was after the last step
+
+
+@pytest.mark.parametrize("settings", [{"method": "local"}, {"method": "fedproto"}, {"mfedpba": {"without": "align"}}])
+def test_without_a_transport_plan_there_is_none_at_the_end(finished, settings):
+    assert "plan" not in finished(**settings).final
 
 
 def test_what_is_not_a_log_is_refused_in_one_line(tmp_path):

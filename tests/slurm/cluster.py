@@ -12,13 +12,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
+
+from tests.debian import install
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2")
@@ -70,8 +71,8 @@ def unavailable() -> str:
     if os.geteuid() != 0:
         return "a SLURM of our own needs root"
     here = _pmix() and all(shutil.which(name, path=PATH) for name in PROGRAMS)
-    if not here and not _install():
-        return f"apt-get cannot install {' '.join(PACKAGES)}"
+    if not here and (reason := install(*PACKAGES)):
+        return reason
     if subprocess.run([*NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True).returncode:
         return "namespaces for the nodes are not permitted (a container without CAP_SYS_ADMIN?)"
     return ""
@@ -80,15 +81,6 @@ def unavailable() -> str:
 def _pmix() -> Path | None:
     """Debian's PMIx library."""
     return next(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so.2"), None)
-
-
-def _install() -> bool:
-    def apt_get(*args: str) -> bool:
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        return subprocess.run(["apt-get", "-q", "-y", *args], env=environment, stdout=sys.stderr).returncode == 0
-
-    install = ("install", "--no-install-recommends", *PACKAGES)
-    return bool(shutil.which("apt-get")) and (apt_get(*install) or (apt_get("update") and apt_get(*install)))
 
 
 class Cluster:

@@ -58,6 +58,13 @@ def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
     )
 
 
+def test_what_is_true_or_false_is_a_flag(written, tmp_path):
+    text = '[settings]\ndataset = "youtube"\n[cross]\ntrack_gradients = [true, false]\n'
+    on, off = (run.arguments for run in written(text).plan(tmp_path))
+    assert on == ["--dataset", "youtube", "--track-gradients"]
+    assert off == ["--dataset", "youtube"]
+
+
 def test_ranks_are_at_most_one_for_each_client_and_the_server(written, tmp_path):
     study = written(FILE)
     assert {run.ranks for run in study.plan(tmp_path)} == {4}

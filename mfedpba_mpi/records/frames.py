@@ -1,0 +1,185 @@
+"""A run as tidy data frames: pandas finds here what `run.h5` has as arrays.
+
+Which frame an array of /rounds goes to is told by its shape, so that an array of a new method needs nothing here. The
+first axis is always the round. Of the others
+
+* none: a number a round, a column of `rounds_frame`;
+* (K,): a column of `clients_rounds_frame`;
+* (M,) and (K, M): rows of `modalities_frame`.
+
+With K = M (one client a modality, the default) the second and the third look alike: there, arrays named ``gw_...``, of
+the server's transport plans, are the modalities', and all others the clients'. An array of any other shape is in no
+frame; ``frame.attrs["left_out"]`` names it.
+
+Numbers that are not there are missing: NaN, or <NA> where the log has -1 in an array of integers (which become Int64).
+Every frame has the columns `synthetic` and `validation`, which say what its accuracies are worth, and `attrs`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mfedpba_mpi.data.catalog import printable
+from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.records.run import Run
+
+OF_MODALITIES = "gw_"  # decides where K = M
+SUMMED = ("bytes_", "wire_", "seconds_")  # over clients, for a row a round
+
+
+def rounds_frame(run: Run) -> pd.DataFrame:
+    """One row a round.
+
+    `accuracy` is the paper's average, sum_k correct_k / sum_k tested_k, `accuracy_<way>` the same for another way to
+    predict, `accuracy_client_mean` the plain mean; `participants` is how many there were. Of the clients' other numbers
+    bytes, wire and seconds are summed, and those with a fraction, as losses, averaged over the clients that have one.
+    """
+    of_clients = _arrays(run, "client")
+    columns: dict[str, Any] = {"round": np.arange(1, _length(run) + 1)}
+    tested, correct, accuracy = (_of(run, of_clients, name) for name in ("tested", "correct", "accuracy"))
+    seen = tested >= 0
+    total = np.where(seen, tested, 0).sum(axis=1)
+    columns["accuracy"] = _divide(np.where(seen, correct, 0).sum(axis=1), total)
+    columns["accuracy_client_mean"] = _mean(accuracy)
+    columns["correct"], columns["tested"] = (
+        np.where(seen.any(axis=1), np.where(seen, values, 0).sum(axis=1), -1).astype(int)
+        for values in (correct, tested)
+    )
+    columns["participants"] = _of(run, of_clients, "participants").astype(bool).sum(axis=1)
+    for name, values in of_clients.items():
+        if name.startswith("accuracy_"):
+            columns[name] = _divide(np.where(tested > 0, values * tested, 0).sum(axis=1), total)
+        elif name.startswith(SUMMED):
+            columns[name] = np.where(values > 0, values, 0).sum(axis=1)
+        elif values.dtype.kind == "f" and name != "accuracy":
+            columns[name] = _mean(values)
+    return _finish(run, columns | _arrays(run))
+
+
+def clients_rounds_frame(run: Run) -> pd.DataFrame:
+    """One row for each round and client: accuracy, correct, tested, losses, bytes, seconds, whether it took part."""
+    T, (K, _) = _length(run), run.partition["modalities"].shape
+    columns: dict[str, Any] = {"round": np.repeat(np.arange(1, T + 1), K), "client": np.tile(np.arange(K), T)}
+    of_clients = _arrays(run, "client")
+    names = ["accuracy", "correct", "tested", "participants"]
+    for name in [*names, *(name for name in of_clients if name not in names)]:
+        values = _of(run, of_clients, name).ravel()
+        columns["participant" if name == "participants" else name] = values
+    return _finish(run, columns)
+
+
+def modalities_frame(run: Run) -> pd.DataFrame:
+    """One row a value of the arrays with an axis of modalities: round, client, modality, quantity, value.
+
+    `client` is <NA> for what is the server's, as ``gw_trace``. There are no rows for values that are not there.
+    """
+    names = np.array([printable(name) for name in run.attributes["modalities"]], object)
+    none, no_name = np.zeros(0, int), np.zeros(0, object)
+    parts = [(none, none, no_name, no_name, np.zeros(0))]
+    for axes in (("modality",), ("client", "modality")):
+        for quantity, values in _arrays(run, *axes).items():
+            t, *k, m = np.nonzero(values >= 0 if values.dtype.kind == "i" else ~np.isnan(values.astype(float)))
+            clients = k[0] if k else np.full(len(t), -1)
+            parts.append((t + 1, clients, names[m], np.full(len(t), quantity, object), values[t, *k, m].astype(float)))
+    rounds, clients, modalities, quantities, numbers = map(np.concatenate, zip(*parts, strict=True))
+    columns = {
+        "round": rounds, "client": _column(clients), "modality": pd.array(modalities, "str"),
+        "quantity": pd.array(quantities, "str"), "value": numbers,
+    }  # fmt: skip
+    return _finish(run, columns)
+
+
+def clients_frame(run: Run) -> pd.DataFrame:
+    """One row a client: its modalities and networks, training and test samples, classes it has, rank, last accuracy."""
+    part, names = run.partition, [printable(name) for name in run.attributes["modalities"]]
+    K = len(part["modalities"])
+    accuracy = _of(run, _arrays(run, "client"), "accuracy")
+    known = np.flatnonzero(~np.isnan(accuracy).all(axis=1))
+    columns = {
+        "client": np.arange(K),
+        "modalities": pd.array([", ".join(names[m] for m in np.flatnonzero(own)) for own in part["modalities"]], "str"),
+        "networks": pd.array([_networks(text) for text in part["architectures"]], "str"),
+        "train": np.diff(part["train_offsets"]),
+        "test": np.diff(part["test_offsets"]),
+        "classes": (part["counts"] > 0).sum(axis=1),
+        "rank": np.asarray(part["rank"]),
+        "accuracy": accuracy[known[-1]] if len(known) else np.full(K, np.nan),
+    }
+    return _finish(run, columns)
+
+
+def axes_of(name: str, shape: tuple[int, ...], K: int, M: int) -> tuple[str, ...] | None:
+    """What the axes after the round are, by the rule above; None where it has no answer."""
+    known: dict[tuple[int, ...], tuple[str, ...]] = {
+        (): (), (M,): ("modality",), (K,): ("client",), (K, M): ("client", "modality")
+    }  # fmt: skip
+    if shape == (M,) and name.startswith(OF_MODALITIES):
+        return ("modality",)
+    return known.get(shape)
+
+
+def _arrays(run: Run, *axes: str) -> dict[str, np.ndarray]:
+    """The arrays of /rounds that have these axes after the round, each with a row for every round."""
+    K, M = run.partition["modalities"].shape
+    return {
+        name: _padded(values, _length(run))
+        for name, values in run.rounds.items()
+        if axes_of(name, values.shape[1:], K, M) == axes
+    }
+
+
+def _length(run: Run) -> int:
+    return max(map(len, run.rounds.values()), default=0)
+
+
+def _padded(values: np.ndarray, T: int) -> np.ndarray:
+    """`values` with T rows; an array that a method has stopped writing has fewer."""
+    missing = {"f": np.nan, "b": False}.get(values.dtype.kind, -1)
+    return np.concatenate([values, np.full((T - len(values), *values.shape[1:]), missing, values.dtype)])
+
+
+def _of(run: Run, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """One of the arrays (T, K) that all logs have, but for those before their first round."""
+    empty = {"accuracy": float, "participants": bool}.get(name, int)
+    return arrays[name] if name in arrays else np.zeros((0, len(run.partition["modalities"])), empty)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Over the clients that have a value."""
+    there = ~np.isnan(values)
+    return _divide(np.where(there, values, 0).sum(axis=1), there.sum(axis=1))
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.divide(a, b, out=np.full(len(b), np.nan), where=b > 0)
+
+
+def _networks(text: str) -> str:
+    return ", ".join(str(Architecture.from_dict(fields)) for fields in json.loads(text))
+
+
+def _column(values: Any) -> Any:
+    """Values as a column: integers nullable, and missing where they are negative."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
+        return values
+    return pd.arrays.IntegerArray(values.astype(np.int64), values < 0)
+
+
+def _finish(run: Run, columns: dict[str, Any]) -> pd.DataFrame:
+    """The frame, with what must be said about its numbers."""
+    keys = ("round", "client")  # never missing, but in modalities_frame, which has made its own
+    frame = pd.DataFrame({name: values if name in keys else _column(values) for name, values in columns.items()})
+    frame["synthetic"], frame["validation"] = run.synthetic, run.validation
+    frame = frame.astype({"synthetic": bool, "validation": bool})  # also without rows
+    K, M = run.partition["modalities"].shape
+    frame.attrs = {
+        **{name: printable(str(run.attributes[name])) for name in ("method", "label", "dataset", "data_origin")},
+        "seed": int(run.attributes["seed"]), "status": run.status, "synthetic": run.synthetic,
+        "validation": run.validation, "remark": run.remark.strip(" ()"),
+        "left_out": [n for n, v in run.rounds.items() if axes_of(n, v.shape[1:], K, M) is None],
+    }  # fmt: skip
+    return frame

@@ -1,0 +1,320 @@
+"""One HTML page that needs nothing but itself, made of text, figures and tables, and the files that go beside it.
+
+The page loads nothing and runs no script but its own, and its policy (CSP) has the browser see to that. All text is
+data: it is escaped, and characters that would be invisible or turn the text around are shown by their number.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import html
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from numbers import Integral, Real
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from mfedpba_mpi.report import style
+from mfedpba_mpi.studies.study import put
+from mfedpba_mpi.studies.tables import tex
+
+FIGURES, TABLES = "figures", "tables"  # directories beside the page
+MISSING = "–"
+ZOOM, READABLE = 1.4, 0.8  # a figure's width on the screen by that in print: on a wide screen, and at least
+_BEST, _SECOND = 1, 2
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
+_SIZE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
+_NUMBER = re.compile(rf"([-+−]?(?:{_SIZE})(?:[eE][-+]?\d+)?)\s*[%x×]?(?:\s*±\s*(\S+))?(?:\s*\(.*\))?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text or numbers, None or NaN where there is nothing; the first column names the rows.
+
+    `marks` has a 1 at the (row, column) of what is best, shown in bold, and a 2 at that of the second best, underlined.
+    """
+
+    name: str
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    marks: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.name)
+        if any(len(row) != len(self.headers) for row in self.rows):
+            raise ValueError(
+                f"table {self.name}: every row has as many cells as there are headers, {len(self.headers)}"
+            )
+
+    def numeric(self) -> list[bool]:
+        """Which columns hold more numbers than text."""
+        columns = ([row[i] for row in self.rows if not _missing(row[i])] for i in range(len(self.headers)))
+        return [2 * sum(_number(value) is not None for value in column) > len(column) for column in columns]
+
+
+class Page:
+    """A page that is filled from top to bottom and then written; `remark` is what must be said of its data."""
+
+    def __init__(self, title: str, subtitle: str = "", remark: str = "") -> None:
+        self.title, self.subtitle, self.remark = title, subtitle, remark
+        self.figures: dict[str, Figure] = {}
+        self.tables: dict[str, Table] = {}
+        self._sections: list[_Section] = []
+
+    def section(self, title: str) -> None:
+        """What follows is under this heading."""
+        self._sections.append(_Section(title))
+
+    def text(self, paragraph: str) -> None:
+        """A paragraph of plain text."""
+        self._add(f"<p>{_html(paragraph)}</p>")
+
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """Names and values, side by side."""
+        pairs = (f"<dt>{_html(name)}</dt><dd>{_html(_text(value))}</dd>" for name, value in facts.items())
+        self._add(f"<dl>{''.join(pairs)}</dl>")
+
+    def figure(self, name: str, title: str, figure: Figure, caption: str = "") -> None:
+        """A figure; `name` names its files and its anchor."""
+        self._new(name, self.figures)
+        self.figures[name] = figure
+        width, height = (96 * inches for inches in figure.get_size_inches())
+        image = base64.b64encode(style.svg(figure).encode()).decode()
+        self._add(
+            f'<figure id="figure-{name}"{" class=column" if width < 96 * 1.5 * style.COLUMN else ""}>'
+            f"{_caption(title, caption)}"
+            f'<div class="box card">'
+            f'<img alt="{_html(title)}" width={width:.0f} height={height:.0f} src="data:image/svg+xml;base64,{image}"'
+            f' style="max-width: {ZOOM * width:.0f}px; min-width: {READABLE * width:.0f}px"></div>'
+            f"{_files(f'{FIGURES}/{name}.png', f'{FIGURES}/{name}.pdf')}</figure>",
+            (f"figure-{name}", title),
+        )
+
+    def table(
+        self,
+        name: str,
+        title: str,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        marks: Mapping[tuple[int, int], int] | None = None,
+        caption: str = "",
+    ) -> None:
+        """A table, see `Table`, that readers can sort; `name` names its files and its anchor."""
+        self._new(name, self.tables)
+        table = self.tables[name] = Table(name, title, headers, rows, marks or {}, caption)
+        self._add(
+            f'<figure class=table id="table-{name}">{_caption(title, table.caption, self.remark)}'
+            f'<div class="box rows" tabindex=0 role=region aria-label="{_html(title)}">{_html_table(table)}</div>'
+            f"{_files(f'{TABLES}/{name}.csv', f'{TABLES}/{name}.tex')}</figure>",
+            (f"table-{name}", title),
+        )
+
+    def write(self, path: Path) -> None:
+        """The page, all or nothing."""
+        put(path, self.html())
+
+    def write_files(self, directory: Path) -> None:
+        """The figures and tables in the directories beside the page in which it says they are."""
+        for name, figure in self.figures.items():
+            (directory / FIGURES).mkdir(parents=True, exist_ok=True)
+            style.save(figure, directory / FIGURES / name)
+        write_tables(directory / TABLES, self.tables.values(), self.remark)
+
+    def html(self) -> str:
+        """The text of the page, the same for the same contents."""
+        script, css = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.js", "page.css"))
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy = (
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        )
+        sections = list(enumerate(self._sections, 1))
+        contents = "".join(section.entry(i) for i, section in sections if section.title)
+        subtitle = f"<p class=subtitle>{_html(self.subtitle)}</p>" if self.subtitle else ""
+        remark = f"<p class=remark role=note>{_html(self.remark)}</p>" if self.remark else ""
+        return "\n".join(
+            [
+                "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
+                f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+                '<meta name="viewport" content="width=device-width, initial-scale=1">',
+                f"<title>{_html(self.title)}</title>", '<link rel="icon" href="data:,">',
+                f"<style>{css}</style>", "</head>", "<body>",
+                f"<header><h1>{_html(self.title)}</h1>{subtitle}{remark}</header>",
+                f'<nav aria-label="Contents"><ul>{contents}</ul></nav>', "<main>",
+                *(section.html(i) for i, section in sections),
+                "</main>", f"<script>{script}</script>", "</body>", "</html>", "",
+            ]
+        )  # fmt: skip
+
+    def _new(self, name: str, others: Mapping[str, object]) -> None:
+        _check(name)
+        if name in others:
+            raise ValueError(f"{name} is on the page already")
+
+    def _add(self, part: str, entry: tuple[str, str] | None = None) -> None:
+        if not self._sections:
+            self.section("")
+        self._sections[-1].parts.append(part)
+        self._sections[-1].entries.extend([entry] if entry else [])
+
+
+@dataclass
+class _Section:
+    """A heading, what is below it, and the anchors and titles of what can be found there."""
+
+    title: str
+    parts: list[str] = field(default_factory=list)
+    entries: list[tuple[str, str]] = field(default_factory=list)
+
+    def entry(self, number: int) -> str:
+        inner = "".join(f'<li><a href="#{anchor}">{_html(title)}</a></li>' for anchor, title in self.entries)
+        below = f"<ul>{inner}</ul>" if inner else ""
+        return f'<li><a href="#section-{number}">{_html(self.title)}</a>{below}</li>'
+
+    def html(self, number: int) -> str:
+        heading = [f"<h2>{_html(self.title)}</h2>"] if self.title else []
+        return "\n".join([f'<section id="section-{number}">', *heading, *self.parts, "</section>"])
+
+
+def _caption(title: str, caption: str, remark: str = "") -> str:
+    tag = f" <span class=tag>{_html(remark)}</span>" if remark else ""
+    below = f"<p class=caption>{_html(caption)}</p>" if caption else ""
+    return f"<figcaption><h3>{_html(title)}{tag}</h3>{below}</figcaption>"
+
+
+def _files(*names: str) -> str:
+    links = (f'<a href="{name}">{name}</a>' for name in names)
+    return f"<p class=files>{' · '.join(links)}</p>"
+
+
+def _html_table(table: Table) -> str:
+    kinds = [" class=number" if numeric else "" for numeric in table.numeric()]
+
+    def cell(r: int, c: int, value: object) -> str:
+        number, text = _number(value), _html(_text(value))
+        key = ' data-value=""' if _missing(value) else "" if number is None else f' data-value="{json.dumps(number)}"'
+        text = {_BEST: f"<b>{text}</b>", _SECOND: f"<u>{text}</u>"}.get(table.marks.get((r, c), 0), text)
+        return f"<td{kinds[c]}{key}>{text}</td>" if c else f"<th scope=row{kinds[c]}{key}>{text}</th>"
+
+    head = "".join(
+        f"<th scope=col aria-sort=none{kind}><button type=button{'' if header else ' aria-label=name'}>{_html(header)}"
+        "</button></th>"
+        for header, kind in zip(table.headers, kinds, strict=True)
+    )
+    rows = ("".join(cell(r, c, value) for c, value in enumerate(row)) for r, row in enumerate(table.rows))
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+# ---- files
+
+
+def write_tables(directory: Path, tables: Iterable[Table], remark: str = "") -> None:
+    """``NAME.csv`` and ``NAME.tex`` (for booktabs) of each table; both carry the `remark`."""
+    for table in tables:
+        directory.mkdir(parents=True, exist_ok=True)
+        put(directory / f"{table.name}.csv", as_csv(table, remark))
+        put(directory / f"{table.name}.tex", as_latex(table, remark))
+
+
+def as_csv(table: Table, remark: str = "") -> str:
+    """As on the page, but that a deviation is a column of its own and nothing is rounded."""
+    spread = [any(_deviation(row[c]) for row in table.rows) for c in range(len(table.headers))]
+
+    def line(cells: Sequence[object], split: bool = True) -> Iterable[object]:
+        for value, wide in zip(cells, spread, strict=True):
+            found = _deviation(value)
+            yield "" if _missing(value) else found[0] if found else _visible(value) if isinstance(value, str) else value
+            if wide:
+                yield (found[1] if found else "") if split else f"{_visible(str(value))} ±"
+
+    with io.StringIO() as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*line(table.headers, split=False), *(["remark"] if remark else [])])
+        writer.writerows([*line(row), *([remark] if remark else [])] for row in table.rows)
+        return file.getvalue()
+
+
+def as_latex(table: Table, remark: str = "") -> str:
+    """A LaTeX table for booktabs."""
+
+    def cell(r: int, c: int, value: object) -> str:
+        text = _latex(_text(value)).replace(MISSING, "--")
+        if _number(value) is not None:
+            text = re.sub(r"^[-−]", "$-$", re.sub(r"\s*\$\\pm\$\s*(\S+)", r"$_{\\pm \1}$", text))
+        return {_BEST: rf"\textbf{{{text}}}", _SECOND: rf"\underline{{{text}}}"}.get(table.marks.get((r, c), 0), text)
+
+    def line(cells: Iterable[str]) -> str:
+        text = " & ".join(cells)
+        return f"{'{}' if text.startswith(('[', '*')) else ''}{text} \\\\"  # else an option of the \\ before
+
+    title = f"{table.title} ({remark})" if remark else table.title
+    return "\n".join(
+        [
+            r"\begin{table}", r"\centering", rf"\caption{{{_latex('. '.join(filter(None, [title, table.caption])))}}}",
+            rf"\label{{tab:{table.name}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric())}}}", r"\toprule",
+            line(map(_latex, table.headers)), r"\midrule",
+            *(line(cell(r, c, value) for c, value in enumerate(row)) for r, row in enumerate(table.rows)),
+            r"\bottomrule", r"\end{tabular}", r"\end{table}",
+        ]
+    ) + "\n"  # fmt: skip
+
+
+# ---- text
+
+
+def _check(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} does not name a file: use letters, digits, - and _")
+
+
+def _missing(value: object) -> bool:
+    if isinstance(value, Real):
+        return bool(value != value)  # NaN
+    return value is None or value in ("", "-", MISSING)
+
+
+def _number(value: object) -> float | None:
+    """What a cell is sorted by, the mean of ``49.04 ± 0.21``; None for other text."""
+    if isinstance(value, Real):
+        return float(value)
+    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    return float(match[1].replace(",", "").replace("−", "-")) if match else None
+
+
+def _deviation(value: object) -> tuple[str, str] | None:
+    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    return (match[1], match[2]) if match and match[2] else None
+
+
+def _text(value: object) -> str:
+    if _missing(value):
+        return MISSING
+    return f"{float(value):.6g}" if isinstance(value, Real) and not isinstance(value, Integral) else str(value)
+
+
+def _visible(text: str) -> str:
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _html(text: str) -> str:
+    return html.escape(_visible(text))
+
+
+def _latex(text: str) -> str:
+    """Text on one line; < and > are other characters in LaTeX's old fonts."""
+    line = tex(" ".join(_visible(text).split()))
+    return line.replace("<", r"\textless{}").replace(">", r"\textgreater{}").replace("|", r"\textbar{}")

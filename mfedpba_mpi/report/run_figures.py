@@ -1,0 +1,550 @@
+"""Figures of one run, finished or still going: who has what, how it went, what was learnt, what it cost.
+
+Every public function takes a run and returns a figure, or raises `NoData`, which says what the run lacks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
+
+from mfedpba_mpi.data.catalog import CATALOG, Modality
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.models.architecture import Architecture, weights
+from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, PALETTE, colour, figure, label, mark, marker, new
+
+NAMED = 24  # clients that get a curve of their own; more of them are bands of quantiles
+BANDS = ((0.0, 1.0, "all clients"), (0.1, 0.9, "80% of them"), (0.25, 0.75, "50% of them"))
+ACROSS, COLUMNS = 50, 200  # bubbles beside each other; in all
+POINTS = 1000  # that t-SNE gets; more take long and say no more
+RANKS = 64  # with a bar of their own
+LONGEST = 24  # letters of a name
+CLASSES = (
+    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#777777",
+)  # Paul Tol's, for up to ten classes  # fmt: skip
+CLIENTS = PALETTE[:6]  # black is the average's
+
+
+class NoData(UserError):
+    """The run has not (yet) got what a figure shows."""
+
+
+@figure
+def partition(run: Run) -> Figure:
+    """Who owns what: a circle where a client (across) owns a modality (down), its area the client's training samples.
+
+    Many clients go on in a second row; beyond 200 a circle is the mean of neighbouring clients.
+    """
+    samples = np.diff(run.partition["train_offsets"])[:, None] * run.partition["modalities"]  # (K, M)
+    K, M = samples.shape
+    group = -(-K // COLUMNS)
+    means = np.stack([part.mean(axis=0) for part in np.split(samples, range(group, K, group))])
+    rows = -(-len(means) // ACROSS)
+    across = -(-len(means) // rows)
+    names = _modalities(run)
+    width = COLUMN if across <= 12 else PAGE
+    cell = min(0.3, (width - 0.5 - 0.06 * max(map(len, names))) / across)
+    height = rows * (M * max(cell, 0.12) + 0.22) + 0.6
+    drawing, grid = new(width, height, rows, squeeze=False)
+    for row, axes in enumerate(grid[:, 0]):
+        k, m = np.nonzero(means[row * across : (row + 1) * across])
+        sizes = means[row * across + k, m] / means.max() * (0.92 * 72 * cell) ** 2
+        axes.scatter((row * across + k) * group, m, sizes, [colour(int(i)) for i in m], linewidths=0, clip_on=False)
+        axes.set_xlim((row * across - 0.7) * group, ((row + 1) * across - 0.3) * group)
+        axes.set_ylim(M - 0.4, -0.6)
+        axes.set_yticks(range(M), names)
+        if across <= NAMED:
+            axes.set_xticks(range(K))
+        else:
+            _whole(axes, 12)
+    grid[-1, 0].set_xlabel("client")
+    largest = f"{means.max():.4g} training samples"
+    words = f"largest circle: {largest}" if group == 1 else f"means of {group} clients; largest circle: {largest}"
+    grid[0, 0].set_title(words, fontsize=7, loc="right", color=GREY)
+    mark(drawing, [run])
+    return drawing
+
+
+@figure
+def accuracy(run: Run) -> Figure:
+    """Accuracy of every client (thin) and the average over all test rows (thick, black), round by round.
+
+    Of more than 24 clients one sees bands: the range of all, of 80% and of 50% of them, and the median.
+    """
+    _begun(run)
+    rounds = run.evaluated
+    if not len(rounds):
+        raise NoData(f"{run.path}: no round has been evaluated yet")
+    values = 100 * run.rounds["accuracy"][rounds - 1]
+    drawing, axes = new(COLUMN, 2.2 + 0.14 * _legend_rows(values.shape[1]))
+    _curves(axes, rounds, values)
+    axes.plot(rounds, 100 * run.average(), **_dots(rounds), color="black", linewidth=1.8, label="average", zorder=4)
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"{'validation' if run.validation else 'test'} accuracy (%)")
+    _whole(axes)
+    _legend(drawing, axes)
+    mark(drawing, [run])
+    return drawing
+
+
+@figure
+def losses(run: Run) -> Figure:
+    """Terms of the clients' loss (mean over clients, band of 80% of them) and of the server's, round by round."""
+    T = _begun(run)
+    sides = {}
+    for title, prefix in (("clients' terms", "loss_"), ("server's terms", "server_")):
+        terms = {name.removeprefix(prefix): value for name, value in run.rounds.items() if name.startswith(prefix)}
+        known = {name: value.reshape(T, -1) for name, value in terms.items() if np.isfinite(value).any()}
+        if known:
+            sides[title] = known
+    if not sides:
+        raise NoData(f"{run.path}: no loss has been logged")
+    drawing, grid = new(COLUMN if len(sides) == 1 else PAGE, 2.2, 1, len(sides), squeeze=False)
+    for axes, (title, terms) in zip(grid[0], sides.items(), strict=True):
+        floor = -np.inf  # of what can be drawn
+        shown = np.concatenate([value.ravel() for value in terms.values()])
+        if _spans_decades(shown):
+            axes.set_yscale("log")
+            floor = shown[shown > 0].min()
+        for i, name in enumerate(sorted(terms, key=_place)):
+            rows = np.flatnonzero(np.isfinite(terms[name]).any(axis=1))
+            values, rounds = terms[name][rows], rows + 1
+            mean = np.nanmean(values, axis=1)
+            mean[mean < floor] = np.nan
+            if values.shape[1] > 1:
+                edges = np.maximum(np.nanquantile(values, (0.1, 0.9), axis=1), floor)
+                edges[:, np.isnan(mean)] = np.nan
+                axes.fill_between(rounds, *edges, color=colour(i), alpha=0.2, linewidth=0)
+            axes.plot(rounds, mean, **_dots(rounds), color=colour(i), label=_term(name))
+        axes.set(xlabel="round", ylabel=title)
+        _whole(axes)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)
+    mark(drawing, [run])
+    return drawing
+
+
+@figure
+def prototypes(run: Run, other: Run | None = None) -> Figure:
+    """The clients' final feature prototypes E_k^m in the plane (t-SNE), beside those of another run, if given.
+
+    A point is a class (colour) of a modality (marker) of a client (small number, where there is room). Where clients
+    agree on a class, its points lie together, whoever made them. Classes a client has no samples of are left out.
+    """
+    runs = [run, *([other] if other else [])]
+    clouds = [_cloud(r) for r in runs]
+    names = list(dict.fromkeys(name for r in runs for name in r.attributes["modalities"]))
+    C = max(r.attributes["classes"] for r in runs)
+    shades = np.array(CLASSES if len(CLASSES) >= C else [colormaps["viridis"](c / (C - 1)) for c in range(C)])
+    shown = [label(name, LONGEST) for name in names]
+    beside = max(1, (48 if other else 24) // max(6, *map(len, shown)))  # names in a row of the legend
+    height = 3 + 0.14 * -(-len(names) // beside)
+    drawing, grid = new(PAGE if other else COLUMN, height, 1, len(runs), squeeze=False)
+    for axes, r, cloud in zip(grid[0], runs, clouds, strict=True):
+        place = _embedding(cloud.E)
+        few = len(place) <= 150
+        for m, name in enumerate(r.attributes["modalities"]):
+            own = cloud.modality == m
+            axes.scatter(
+                *place[own].T, 20 if few else 8, shades[cloud.label[own]], marker=marker(names.index(name)),
+                linewidths=0.2, edgecolors="white",
+            )  # fmt: skip
+        if few:
+            for point, k in zip(place, cloud.client, strict=True):
+                axes.annotate(f"{k}", point, (2.2, 1.2), textcoords="offset points", fontsize=4, color=GREY)
+        alike = len({q.attributes["label"] for q in runs}) < len(runs)
+        title = f"{r.attributes['label']} ({r.path.parent.name})" if alike else r.attributes["label"]
+        axes.set_title(label(title, 50) + cloud.remark)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(True)
+        axes.margins(0.06)
+    if len(CLASSES) >= C:
+        dots = [Line2D([], [], color=shades[c], marker="o", linestyle="") for c in range(C)]
+        drawing.legend(dots, [f"{c}" for c in range(C)], title="class", **_outside("upper", 10))
+    else:
+        span = _colours(0, C - 1)
+        drawing.colorbar(span, ax=list(grid[0]), label="class", location="top", aspect=40, shrink=0.8)
+    kinds = [Line2D([], [], color=GREY, marker=marker(i), linestyle="") for i in range(len(names))]
+    drawing.legend(kinds, shown, **_outside("lower", beside))
+    mark(drawing, runs)
+    return drawing
+
+
+@figure
+def structures(run: Run) -> Figure:
+    """How far classes are from each other: in P_G of each modality, and in I_G, which alignment makes them resemble.
+
+    Squared Euclidean distances divided by their mean; absent classes are grey. Below, where the run has them, the
+    transport plans that match the two, row by row as shares: aligned structures have a bright diagonal.
+    """
+    if "P_G" not in run.final or "I_G" not in run.final:
+        raise NoData(f"{run.path}: no global prototypes; complete runs of MFedPBA have them")
+    final, names = run.final, _modalities(run, 10)
+    present = [*(final["P_present"] > 0), final["I_present"] > 0]
+    spaces = [_distances(X, there) for X, there in zip([*final["P_G"], final["I_G"]], present, strict=True)]
+    groups = [(list(zip([*names, "$I_G$"], spaces, strict=True)), "distance / mean")]
+    if "plan" in final:
+        shares = [plan * there.sum() for plan, there in zip(final["plan"], present, strict=False)]
+        groups.append((list(zip(names, shares, strict=True)), "share"))
+    across = min(len(spaces), 7)
+    heights = [-(-len(panels) // across) for panels, _ in groups]
+    size = min(1.2, (PAGE - 0.9) / across)
+    height = sum(heights) * (size + 0.24) + (0.15 if run.remark else 0)
+    drawing, grid = new(max(COLUMN, size * across + 0.9), height, sum(heights), across, squeeze=False)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.set_axis_off()
+    for (panels, words), first, rows in zip(groups, np.cumsum([0, *heights]), heights, strict=False):
+        part = grid[first : first + rows]
+        highest = max((np.nanmax(value, initial=0) for _, value in panels), default=0)
+        span = _colours(0, 1 if words == "share" else min(max(highest, 1), 4))
+        for axes, (name, value) in zip(part.flat, panels, strict=False):
+            axes.imshow(value, cmap=span.cmap, norm=span.norm, interpolation="nearest")
+            axes.set_title(name, fontsize=7)
+            axes.set_axis_on()
+            axes.spines[:].set_visible(True)
+            axes.grid(False)
+        beyond = "max" if highest > 4 else "neither"
+        drawing.colorbar(span, ax=list(part.flat), label=words, aspect=12 * rows, extend=beyond)
+        part[0, 0].set_ylabel("class" if words != "share" else "class in $I_G$")
+    mark(drawing, [run])
+    return drawing
+
+
+@figure
+def communication(run: Run) -> Figure:
+    """Payload of a round, all participants together, up and down, beside what the paper's formula says.
+
+    The dotted line is what it would take to send the participants' whole networks (their weights, as float32) each
+    way; it is missing for datasets whose widths are not known.
+    """
+    T = _begun(run)
+    rounds, took_part = np.arange(1, T + 1), run.rounds["participants"]
+    up, down = (run.rounds[f"bytes_{way}"].sum(axis=1) for way in ("up", "down"))
+    formula, networks = (
+        np.zeros(T) if floats is None else 4 * took_part @ floats
+        for floats in (formula_floats(run), network_floats(run))
+    )
+    drawing, axes = new(COLUMN, 2.3)
+    for words, payload, look in (
+        ("paper's formula, each way", formula, {"color": "#bbbbbb", "linewidth": 3, "markersize": 6}),
+        ("whole networks, each way", networks, {"color": colour(2), "linestyle": ":"}),
+        ("up, measured", up, {"color": colour(0)}),
+        ("down, measured", down, {"color": colour(1), "linestyle": "--"}),
+    ):
+        if payload.any():
+            axes.plot(rounds, np.where(payload > 0, payload, np.nan), label=words, **(_dots(rounds) | look))
+    if not (up.any() or down.any()):
+        axes.text(0.5, 0.15, f"{label(run.attributes['label'])} sends nothing", transform=axes.transAxes, ha="center")
+    axes.set_yscale("log")
+    shown = np.concatenate([up, down, formula, networks])
+    shown = shown[shown > 0] if shown.any() else np.array([1e3])
+    axes.set_ylim(10 ** np.floor(np.log10(shown.min()) - 0.1), 10 ** np.ceil(np.log10(shown.max()) + 0.1))
+    axes.yaxis.set_major_formatter(EngFormatter("B"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("round")
+    axes.set_ylabel("payload a round")
+    _whole(axes)
+    _legend(drawing, axes, 2)
+    mark(drawing, [run])
+    return drawing
+
+
+@figure
+def times(run: Run) -> Figure:
+    """Where the time of every round went, as rank 0's clock has it, and how busy each rank was in a mean round.
+
+    Evaluation is what of it did not hide behind the server's step; communication includes packing and the log. A rank's
+    bar is the CPU time of its clients, and on rank 0 the server's step; beyond 64 ranks a bar is the mean of
+    neighbours, the line above it their longest.
+    """
+    T = _begun(run)
+    parts = {name: run.rounds[f"seconds_{name}"] for name in ("train", "server", "comm", "checkpoint")}
+    remaining = run.rounds["seconds_total"] - sum(parts.values())
+    parts["eval"] = np.clip(remaining, 0, run.rounds["seconds_eval"])
+    order = {
+        "train": "training", "server": "server", "eval": "evaluation", "comm": "communication",
+        "checkpoint": "checkpoint",
+    }  # fmt: skip
+    drawing, (left, right) = new(PAGE, 2.3, 1, 2, width_ratios=(3, 2))
+    left.use_sticky_edges = right.use_sticky_edges = False  # or a bar of no height would touch the top
+    rounds, bottom = np.arange(1, T + 1), np.zeros(T)
+    for i, (name, words) in enumerate(order.items()):
+        if parts[name].any():
+            shape = dict(color=colour(i), linewidth=0, label=words)
+            if T <= 60:
+                left.bar(rounds, parts[name], 0.9, bottom, **shape)
+            else:
+                left.fill_between(rounds, bottom, bottom + parts[name], **shape)
+            bottom = bottom + parts[name]
+    left.set(xlabel="round", ylabel="seconds", ylim=(0, None))
+    _whole(left)
+    busy = busy_seconds(run)  # (2, ranks)
+    group = -(-busy.shape[1] // RANKS)
+    starts = np.arange(0, busy.shape[1], group)
+    clients, server = np.add.reduceat(busy, starts, axis=1) / np.diff([*starts, busy.shape[1]])
+    middle = starts + (group - 1) / 2
+    right.bar(middle, clients, 0.9 * group, color=colour(0), linewidth=0, label="clients")
+    right.bar(middle, server, 0.9 * group, clients, color=colour(1), linewidth=0, label="server")
+    if group > 1:
+        longest = np.maximum.reduceat(busy.sum(axis=0), starts)
+        right.vlines(middle, clients + server, longest, color="black", linewidth=0.6)
+    right.set(xlabel="rank", ylabel="busy seconds a round", ylim=(0, None))
+    right.set_xlim(-0.7 * group, starts[-1] + group - 0.3)
+    _whole(right)
+    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5, handlelength=1, columnspacing=1)
+    right.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, handlelength=1)
+    mark(drawing, [run])
+    return drawing
+
+
+@figure
+def gradients(run: Run) -> Figure:
+    """The running mean of the squared gradient norm, 1/T sum_t ||grad L||^2, of every client and of all together.
+
+    The dashed line is c / T, the rate of the paper's theorem, through the last point: a curve that falls more slowly
+    than the line nears the theorem's constant instead.
+    """
+    T = _begun(run)
+    values = run.rounds.get("gradient_norm2", np.full((T, 1), np.nan))
+    if not np.nanmax(values, initial=0) > 0:
+        raise NoData(f"{run.path}: no gradient norms; run it with --track-gradients")
+    each, rounds = _running_mean(values), np.arange(1, T + 1)
+    together = _running_mean(_mean_of_clients(values)[:, None])[:, 0]
+    drawing, axes = new(COLUMN, 2.3 + 0.14 * _legend_rows(values.shape[1]))
+    _curves(axes, rounds, np.where(each > 0, each, np.nan))
+    axes.plot(rounds, together, **_dots(rounds), color="black", linewidth=1.8, label="all clients' mean", zorder=4)
+    axes.plot(rounds, together[-1] * T / rounds, "--", color=GREY, linewidth=1, label="$c\\,/\\,T$", zorder=3)
+    axes.set(xscale="log", yscale="log", xlabel="rounds $T$")
+    axes.set_ylabel(r"$\Vert\nabla\mathcal{L}\Vert_2^2$, mean of $T$ rounds")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if T <= 10:
+        axes.set_xticks(rounds)
+    _legend(drawing, axes)
+    mark(drawing, [run])
+    return drawing
+
+
+FIGURES: dict[str, tuple[str, Callable[[Run], Figure]]] = {
+    "partition": ("Who owns what", partition),
+    "accuracy": ("Accuracy", accuracy),
+    "losses": ("Losses", losses),
+    "prototypes": ("Feature prototypes (t-SNE)", prototypes),
+    "structures": ("Structure of classes", structures),
+    "communication": ("Communication", communication),
+    "times": ("Where time goes", times),
+    "gradients": ("Convergence", gradients),
+}
+
+
+def drawable(run: Run) -> Iterator[tuple[str, str, Figure]]:
+    """(name, title, figure) of every figure that the run has data for."""
+    for name, (title, draw) in FIGURES.items():
+        try:
+            drawing = draw(run)
+        except NoData:
+            continue
+        yield name, title, drawing
+
+
+# ---- numbers behind the figures
+
+
+def formula_floats(run: Run) -> np.ndarray | None:
+    """Floats of each client, a round and way, by the paper's C (M_k d + C); None for methods that are not MFedPBA."""
+    if run.attributes["method"] != "mfedpba":
+        return None
+    C, d = run.attributes["classes"], run.attributes["config"]["feature_dim"]
+    return C * (run.partition["modalities"].sum(axis=1) * d + C)
+
+
+def network_floats(run: Run) -> np.ndarray | None:
+    """Weights (without biases) of each client's network; None where the widths of the modalities are not known."""
+    config, entry = run.attributes["config"], CATALOG.get(run.attributes["dataset"])
+    widths = config.get("dims") or (entry and [modality.width for modality in entry.modalities])
+    owned, d = run.partition["modalities"], config["feature_dim"]
+    if not widths or len(widths) != owned.shape[1]:
+        return None
+    floats = []
+    for own, networks in zip(owned, run.partition["architectures"], strict=True):
+        total = d * run.attributes["classes"] * (int(own.sum()) if config["fusion"] == "concat" else 1)
+        for m, fields in zip(np.flatnonzero(own), json.loads(networks), strict=True):
+            total += weights(Architecture.from_dict(fields), Modality("", "I", widths[m]), d)
+        floats.append(total)
+    return np.array(floats)
+
+
+def busy_seconds(run: Run) -> np.ndarray:
+    """Mean seconds a round that each rank was busy, (2, ranks): with its clients, with the server."""
+    rank = run.partition["rank"]
+    ranks = max(int(run.attributes["ranks"]), int(rank.max()) + 1)
+    busy = np.zeros((2, ranks))
+    np.add.at(busy[0], rank, np.nan_to_num(run.rounds["seconds_client"]).mean(axis=0))
+    busy[1, 0] = run.rounds["seconds_server"].mean()
+    return busy
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    """Prototypes E (N, d) of present classes with the class, modality and client of each."""
+
+    E: np.ndarray
+    label: np.ndarray
+    modality: np.ndarray
+    client: np.ndarray
+    remark: str = ""
+
+
+def _cloud(run: Run) -> _Cloud:
+    if "E" not in run.final:
+        raise NoData(f"{run.path}: no prototypes; they are in the log of a complete run")
+    E, client, modality = (run.final[name] for name in ("E", "E_client", "E_modality"))
+    there = (run.partition["counts"][client] > 0) & np.isfinite(E).all(axis=2)  # (sum |M_k|, C)
+    if not there.any():
+        raise NoData(f"{run.path}: no prototype is finite")
+    step = -(-int(there.sum()) // POINTS)
+    there &= (client % step == 0)[:, None]
+    row, c = np.nonzero(there)
+    remark = f" (one in {step} clients)" if step > 1 else ""
+    return _Cloud(E[row, c], c, modality[row], client[row], remark)
+
+
+def _embedding(X: np.ndarray) -> np.ndarray:
+    """t-SNE of X (N, d) in the plane, started at its principal components, so the same for the same X."""
+    from sklearn.manifold import TSNE
+
+    X = X - X.mean(axis=0)
+    U, s, _ = np.linalg.svd(X.astype(float), full_matrices=False)
+    start = np.zeros((len(X), 2))
+    start[:, : min(2, len(s))] = (U * s)[:, :2]
+    start *= 1e-4 / max(start[:, 0].std(), 1e-12)
+    if len(X) < 4:  # nothing to spread out
+        return start
+    method = "exact" if len(X) < 300 else "barnes_hut"
+    perplexity = min(30.0, len(X) ** 0.5)
+    tsne = TSNE(perplexity=perplexity, init=start.astype(np.float32), method=method, random_state=0, n_jobs=1)
+    return tsne.fit_transform(X.astype(np.float32))
+
+
+def _distances(X: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Squared distances of the present rows of X (C, d) divided by their mean, (C, C); NaN for the others."""
+    from scipy.spatial.distance import cdist
+
+    D = np.full((len(X), len(X)), np.nan)
+    distances = cdist(X[present], X[present], "sqeuclidean")
+    if distances.any():
+        distances /= distances.mean()
+    D[np.ix_(present, present)] = distances
+    return D
+
+
+def _mean_of_clients(values: np.ndarray) -> np.ndarray:
+    """(T, K) -> (T,), over those that are not NaN; NaN where all are."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0).sum(axis=1)
+    return np.divide(total, known.sum(axis=1), out=np.full(len(values), np.nan), where=known.any(axis=1))
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    """Means over rounds 1 to t of (T, K), of those that are not NaN; NaN before the first."""
+    known = np.isfinite(values)
+    total, number = np.where(known, values, 0).cumsum(axis=0), known.cumsum(axis=0)
+    return np.divide(total, number, out=np.full(values.shape, np.nan), where=number > 0)
+
+
+# ---- parts of figures
+
+
+def _begun(run: Run) -> int:
+    """The number of rounds so far, at least 1."""
+    T = len(run.rounds.get("participants", ()))
+    if not T:
+        raise NoData(f"{run.path}: no round is finished yet")
+    return T
+
+
+def _modalities(run: Run, most: int = LONGEST) -> list[str]:
+    return [label(name, most) for name in run.attributes["modalities"]]
+
+
+def _whole(axes: Any, most: int = 6) -> None:
+    """Ticks at whole numbers only: rounds, clients and ranks have no halves."""
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
+
+
+def _dots(x: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    """Markers where there are few points, so that a single one is seen."""
+    return {"marker": "o", "markersize": 2.5} if len(x) <= 10 else {}
+
+
+def _curves(axes: Any, x: np.ndarray, values: np.ndarray) -> None:
+    """A thin line for each client of values (len(x), K), or bands of quantiles where there are many."""
+    if values.shape[1] <= NAMED:
+        for k, column in enumerate(values.T):
+            dashes = ("-", "--", ":", "-.")[k // len(CLIENTS)]
+            shade = CLIENTS[k % len(CLIENTS)]
+            axes.plot(x, column, **_dots(x), color=shade, linestyle=dashes, linewidth=0.7, label=f"client {k}")
+        return
+    known = np.isfinite(values).any(axis=1)
+    x, values = x[known], values[known]
+    if len(x) == 1:  # a band needs a breadth
+        x, values = np.array([x[0] - 0.1, x[0] + 0.1]), np.repeat(values, 2, axis=0)
+    for (low, high, words), strength in zip(BANDS, (0.15, 0.25, 0.35), strict=True):
+        edges = np.nanquantile(values, (low, high), axis=1)
+        axes.fill_between(x, *edges, color=colour(0), alpha=strength, linewidth=0, label=words)
+    axes.plot(x, np.nanmedian(values, axis=1), color=colour(0), linewidth=0.8, label="median client")
+
+
+def _legend_rows(K: int) -> int:
+    return -(-(K + 1) // 4) if K <= NAMED else 2
+
+
+def _outside(side: str, columns: int) -> dict[str, Any]:
+    return {
+        "loc": f"outside {side} center", "ncols": columns, "handlelength": 1.4, "columnspacing": 0.9,
+        "handletextpad": 0.4,
+    }  # fmt: skip
+
+
+def _legend(drawing: Figure, axes: Any, columns: int = 4) -> None:
+    """All labelled curves, above the axes."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        drawing.legend(handles, labels, **_outside("upper", columns))
+
+
+def _term(name: str) -> str:
+    """A loss term as the paper writes it, others as they are called."""
+    return rf"$\mathcal{{L}}_{{\mathrm{{{name}}}}}$" if name in _PAPER else label(name)
+
+
+_PAPER = ("ce", "fea", "logit", "rec", "con", "align")
+
+
+def _place(name: str) -> tuple[int, str]:
+    """The paper's terms in its order, then the others."""
+    return (_PAPER.index(name) if name in _PAPER else len(_PAPER)), name
+
+
+def _spans_decades(values: np.ndarray) -> bool:
+    """Whether a linear axis would flatten much of `values`."""
+    values = values[np.isfinite(values)]
+    positive = values[values > 0]
+    return bool(positive.size and (values >= 0).all() and positive.max() > 30 * positive.min())
+
+
+def _colours(low: float, high: float) -> Any:
+    """Viridis from low to high, grey for what is missing."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    return ScalarMappable(Normalize(low, high), colormaps["viridis"].with_extremes(bad="#dddddd"))

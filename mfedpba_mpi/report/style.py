@@ -1,0 +1,132 @@
+"""The one style of all figures: sizes of a paper's columns, a palette for all eyes, and the mark of synthetic data.
+
+Figures are made without pyplot: nothing is global, no display is needed, and any thread may make one.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from mfedpba_mpi.records.run import Run, remark_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+COLUMN, PAGE = 3.25, 6.75  # inches: a column and a page of ICML's
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
+GREY = "#777777"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
+RC: Any = {
+    "font.family": ["STIXGeneral", "DejaVu Sans"],  # the second one where the first lacks a letter
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.4,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.5,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "white",
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "mfedpba-mpi",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """What is drawn, and what is saved, in here has the style."""
+    with matplotlib.rc_context(RC):
+        yield
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """The style, and no word about letters that no font at hand has: they are boxes, and the rest is well."""
+    with styled(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
+        yield
+
+
+def figure(draw: Callable[P, T]) -> Callable[P, T]:
+    """A function that draws a figure, with the style around all of it."""
+
+    @wraps(draw)
+    def with_style(*args: P.args, **options: P.kwargs) -> T:
+        with styled():
+            return draw(*args, **options)
+
+    return with_style
+
+
+def new(
+    width: float = COLUMN, height: float = 2.2, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure of so many inches and its axes, as ``pyplot.subplots`` would make them."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def colour(i: int) -> str:
+    """The i-th colour, from the first again after the last."""
+    return PALETTE[i % len(PALETTE)]
+
+
+def marker(i: int) -> str:
+    """The i-th marker, from the first again after the last."""
+    return MARKERS[i % len(MARKERS)]
+
+
+def label(text: object, most: int | None = None) -> str:
+    """Text as it is, whatever is in it: a dollar sign would start mathematics. Past `most` characters it ends in …"""
+    words = str(text)
+    if most and len(words) > most:
+        words = f"{words[: most - 1]}…"
+    return words.replace("$", r"\$")
+
+
+def mark(figure: Figure, runs: Sequence[Run]) -> None:
+    """Say below the figure what must be said of its data."""
+    if words := remark_of(runs):
+        note(figure, words)
+
+
+def note(figure: Figure, words: str) -> None:
+    """Small words below the figure, on the right."""
+    figure.supxlabel(label(words), fontsize=6, color=GREY, x=0.99, ha="right")
+
+
+def save(figure: Figure, stem: str | Path) -> None:
+    """``STEM.png`` and ``STEM.pdf``."""
+    stem = Path(stem)
+    with _drawing():
+        figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=200)
+        figure.savefig(stem.with_name(f"{stem.name}.pdf"), metadata={"CreationDate": None})
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG, the same text for the same figure."""
+    with _drawing(), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()

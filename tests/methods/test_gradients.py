@@ -1,0 +1,206 @@
+"""Tracked gradients: what is logged is what autograd finds, and looking changes nothing."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.data.shards import read_clients
+from mfedpba_mpi.methods.catalog import METHODS, load_method
+from mfedpba_mpi.methods.training import GradientNorm
+from mfedpba_mpi.preparing import prepare
+from mfedpba_mpi.records.checkpoint import Checkpoints
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import simulate
+from tests.methods.hand import CPU, Data
+
+
+def class_means(values, y):
+    """{class: mean of its rows} of a batch (b, .)."""
+    return {c: values[y == c].mean(0) for c in y.unique().tolist()}
+
+
+def mean(values):
+    return sum(values) / len(values) if values else 0.0
+
+
+def mfedpba(client, Z, logits, y, inbox):
+    """lambda_1 L_fea + lambda_2 L_logit, class by class; lambda_1 = 0.01, lambda_2 = 1."""
+    fea = [
+        mean(
+            [(inbox["P_G"][m, c] - e).square().sum() for c, e in class_means(z, y).items() if inbox["P_present"][m, c]]
+        )
+        for m, z in zip(client.spec.modalities, Z, strict=True)
+    ]
+    logit = [
+        F.kl_div(F.log_softmax(i, -1), F.softmax(inbox["I_G"][c], -1), reduction="sum")
+        for c, i in class_means(logits, y).items()
+        if inbox["I_present"][c]
+    ]
+    return 0.01 * mean(fea) + mean(logit)
+
+
+def fedproto(client, Z, logits, y, inbox):
+    """MSE(z_i, Pbar_{y_i}); a sample whose class has none adds 0."""
+    difference = (Z.sum(0) - inbox["P_G"][y]) * inbox["P_present"][y, None]
+    return difference.square().mean()
+
+
+PULLS = {"local": lambda *_: 0.0, "fedproto": fedproto, "mfedpba": mfedpba}
+
+
+def reference(client, pull, t, inbox):
+    """The mean of ||grad L||^2 over the batches of round `t`, by autograd on a copy of the model that is trained."""
+    model, found = copy.deepcopy(client.model).train(), []
+    theta = list(model.parameters())
+    for number in range(client.config.epochs):
+        epoch = client.epoch(t, number)
+        for start, stop in epoch.cuts:
+            y = epoch.y[start:stop]
+            Z = model.features([x.batch(start, stop) for x in epoch.xs])
+            logits = model.classifier(Z.sum(0))
+            loss = F.cross_entropy(logits, y) + (pull(client, Z, logits, y, inbox) if inbox else 0.0)
+            gradients = torch.autograd.grad(loss, theta)
+            found.append(sum(g.double().square().sum().item() for g in gradients))
+            with torch.no_grad():
+                for p, g in zip(theta, gradients, strict=True):
+                    p -= client.config.lr * g
+    return sum(found) / len(found)
+
+
+def federation(config, directory):
+    """The method's server and clients on the data of `config`, as a run has them."""
+    problem, _, _, shards = prepare(config, directory, Comm())
+    method = load_method(config.method)(problem)
+    clients = [method.client(k, data, CPU) for k, data in enumerate(read_clients(shards, range(problem.K)))]
+    return method.server(CPU), clients
+
+
+@pytest.mark.parametrize("families", ["DNN", "DNN,Resmodel", "CNN2D,TextCNN,CNN1D"])
+@pytest.mark.parametrize("method", PULLS)
+def test_the_norm_is_that_of_autograds_gradients(tiny, tmp_path, method, families):
+    settings = {"clients": 6, "alpha": 0.3, "samples": 200, "lr": 0.002}  # FedProto's Resmodel diverges here at 0.01
+    config = tiny(method=method, families=families, track_gradients=True, **settings)
+    server, clients = federation(config, tmp_path)
+    assert any(client.model.has_batchnorm for client in clients) == ("Resmodel" in families)
+    inbox = {}
+    for t in (1, 2, 3):
+        expected = [reference(client, PULLS[method], t, inbox) for client in clients]
+        uploads = {k: client.update(t, 0, inbox) for k, client in enumerate(clients)}
+        assert [client.gradient_norm2 for client in clients] == pytest.approx(expected, rel=1e-4)
+        inbox = server.step(t, 0, uploads) if server else {}
+
+
+def test_a_step_worked_out_by_hand(by_hand):
+    """W = b = 0, one sample x = (1, 2) of class 0 of 2: g_b = (-1/2, 1/2), g_W = g_b x^T, so ||g||^2 = 1/2 (1 + 5)."""
+    (client,) = by_hand(
+        "local", [Data({0: [(1, 2)]}, [0])], modalities=1, classes=2, lr=0.5, track_gradients=True
+    ).clients
+    for p in client.model.classifier.parameters():
+        nn.init.zeros_(p)
+    client.update(1, 0, {})
+    assert client.gradient_norm2 == pytest.approx(3, rel=1e-6)
+
+
+def test_groups_count_at_their_own_rates_and_a_resting_one_not_at_all():
+    extractors = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1)])
+    a, resting = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    client = SimpleNamespace(
+        model=SimpleNamespace(extractors=extractors), device=CPU, rates=lambda: (0.5, [([a], 0.25), ([resting], 0.0)])
+    )
+    norm = GradientNorm(client)
+    with torch.no_grad():
+        for number, *_ in norm.watch((number, slice(0), []) for number in range(2)):
+            extractors[0].weight -= 0.5 * 3.0
+            extractors[1].running_mean += 100  # a buffer
+            a -= 0.25 * torch.tensor([4.0, 12.0]) * number
+    assert norm.mean() == pytest.approx((9 + 9 + 16 + 144) / 2)
+
+
+def test_extractors_that_rest_are_left_out(by_hand):
+    """Harmony's second stage with encoder_lr_factor 0: the fusion classifier's gradient alone, as a finite number."""
+    data = [Data({0: [(1, 2), (3, 1)]}, [0, 1]), Data({0: [(0, 1), (2, 2)]}, [1, 2])]
+    settings = {"stage1_rounds": 1, "encoder_lr_factor": 0}
+    built = by_hand("harmony", data, modalities=1, rounds=2, harmony=settings, track_gradients=True)
+    client = built.clients[0]
+    client.model.extractors = nn.ModuleList([nn.Linear(2, 2)])
+    inbox = {"start": torch.zeros(3, 3), "mean": torch.zeros(1, 3, 3)}
+    client.update(1, 0, inbox)
+    before = copy.deepcopy(client.model.extractors[0].state_dict())
+    client.update(2, 0, inbox)
+    assert all(torch.equal(value, before[name]) for name, value in client.model.extractors[0].state_dict().items())
+    with torch.no_grad():
+        z = client.model.extractors[0](torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
+    # W = b = 0: g = (1/3 - y) / 2 of each sample
+    g = (torch.full((2, 3), 1 / 3) - F.one_hot(torch.tensor([0, 1]), 3)) / 2
+    expected = (g.T @ z).square().sum() + g.sum(0).square().sum()
+    assert client.gradient_norm2 == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_looking_changes_no_bit(finished, method):
+    settings = {"method": method, "clients": 5, "participation": 0.6, "alpha": 1.0}
+    off, on = finished(**settings), finished(track_gradients=True, **settings)
+    assert on.final["client_sha256"] == off.final["client_sha256"]
+    assert on.final["server_sha256"] == off.final["server_sha256"]
+    assert on.rounds.keys() - off.rounds.keys() == {"gradient_norm2"}
+    for name, values in off.rounds.items():
+        if not name.startswith(("seconds_", "wire_up")):
+            np.testing.assert_array_equal(on.rounds[name], values, err_msg=name)
+    np.testing.assert_array_equal(on.rounds["wire_up"], off.rounds["wire_up"] + 8)  # one number more for each client
+
+
+def test_a_client_that_is_not_tracked_has_none(by_hand):
+    (client,) = by_hand("local", [Data({0: [(1, 2)]}, [0])], modalities=1).clients
+    client.update(1, 0, {})
+    assert math.isnan(client.gradient_norm2)
+
+
+SETTINGS = {"clients": 7, "participation": 0.6, "rounds": 4, "alpha": 0.3, "track_gradients": True}
+
+
+def assert_same(run, other):
+    np.testing.assert_array_equal(run.rounds["gradient_norm2"], other.rounds["gradient_norm2"])
+    np.testing.assert_array_equal(run.final["plan"], other.final["plan"])
+
+
+def test_a_run_that_goes_on_has_the_same_gradients_and_plans(tiny, finished, tmp_path):
+    directory = tmp_path / "broken"
+    directory.mkdir()
+    for rounds in (2, 4):
+        config = tiny(**{**SETTINGS, "rounds": rounds})
+        simulate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+    assert_same(finished(method="mfedpba", **SETTINGS), load_run(directory))
+
+
+def test_the_plans_of_a_finished_run_are_in_its_checkpoint(tiny, tmp_path):
+    directory = tmp_path / "whole"
+    directory.mkdir()
+    runs = []
+    for _ in range(2):  # the second time there is nothing left to do but the end
+        simulate(tiny(**SETTINGS), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        runs.append(load_run(directory))
+    assert_same(*runs)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_three_ranks_have_the_gradients_and_plans_of_one_process(tiny, tmp_path):
+    from mfedpba_mpi.comm.mpi import MPIComm
+
+    config = tiny(**SETTINGS)
+    comm = MPIComm(config.clients)
+    parallel, serial = tmp_path / "parallel", tmp_path / "serial"
+    for directory in (parallel, serial):
+        directory.mkdir()
+    simulate(config, tmp_path, comm, [RunLog(parallel)])
+    if comm.is_server:
+        simulate(config, tmp_path, Comm(), [RunLog(serial)])
+        assert_same(load_run(parallel), load_run(serial))
+    comm.barrier()

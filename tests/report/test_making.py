@@ -1,0 +1,105 @@
+"""The page of a run, of several runs and of a study: what is on it, and the files beside it."""
+
+import dataclasses
+import re
+
+import pytest
+
+from mfedpba_mpi import report
+from mfedpba_mpi.report.making import grouped, make_page, run_page
+from mfedpba_mpi.studies.study import find_study
+
+STUDY = """
+title = "Two <methods>"
+[settings]
+dataset = "synthetic"
+[cross]
+method = ["local", "mfedpba"]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture
+def study(finished, tmp_path):
+    """The directory of a study of which all but the last run are complete."""
+    directory = tmp_path / "study"
+    directory.mkdir()
+    (directory / "study.toml").write_text(STUDY)
+    for place in find_study(str(directory)).places()[:-1]:
+        run = finished(method=place.labels["method"].lower(), seed=int(place.labels["seed"]))
+        (directory / place.path).parent.mkdir(exist_ok=True)
+        run.path.parent.rename(directory / place.path)
+    return directory
+
+
+def test_every_figure_is_a_function_of_the_package():
+    names = set(report.__all__)
+    assert {"partition", "prototypes", "convergence", "heat_map", "save"} <= names
+    assert all(callable(getattr(report, name)) for name in names)
+
+
+def test_a_run_gets_everything_that_it_has(finished):
+    page = run_page(finished())
+    assert {"partition", "accuracy", "losses", "prototypes", "structures", "communication", "times"} <= set(
+        page.figures
+    )
+    assert list(page.tables) == ["clients"]
+    assert page.remark == "synthetic data"
+    html = page.html()
+    for words in ("MFedPBA on synthetic", "complete after 3 of 3 rounds", "lambda_1", "average accuracy, last round"):
+        assert words in html
+
+
+def test_a_run_that_has_just_begun_has_a_page_too(finished):
+    run = finished()
+    rounds = {name: values[:0] for name, values in run.rounds.items()}
+    begun = dataclasses.replace(run, rounds=rounds, final={}, attributes={**run.attributes, "status": "running"})
+    assert "running after 0 of 3 rounds" in run_page(begun).html()
+
+
+def test_runs_that_differ_in_the_seed_only_are_one_group(finished):
+    runs = [finished(method="local"), finished(method="local", seed=1), finished(), finished(lr=0.02)]
+    names = [(re.sub(r"run\d", "DIR", name), len(group)) for name, group in grouped(runs).items()]
+    assert names == [("Local", 2), ("MFedPBA (DIR)", 1), ("MFedPBA (DIR)", 1)]
+
+
+def test_runs_are_laid_side_by_side(finished):
+    runs = [finished(method="local"), finished()]
+    page = make_page([run.path.parent for run in runs])
+    assert set(page.figures) == {"convergence", "prototypes"}
+    rows = page.tables["accuracy"].rows
+    assert [row[0] for row in rows] == ["Local", "MFedPBA"]
+    assert rows[1][2] == f"{100 * runs[1].summary()['last_five']:.2f}"
+    assert set(page.tables) == {"accuracy", "clients", "runs"}
+
+
+def test_a_study_has_its_table_figures_and_every_client(study):
+    page = make_page([study])
+    table = page.tables["table"]
+    assert table.headers == ["study", "Local", "MFedPBA"]
+    assert sorted(table.marks.values()) == [1, 2]
+    assert "convergence" in page.figures
+    assert "clients-1" in page.tables
+    html = page.html()
+    assert "Two &lt;methods&gt;" in html
+    assert "3 complete, 1 waiting" in html
+    assert "3 of 4 runs are complete" in html
+
+
+def test_the_command_writes_a_page_figures_and_tables(study, command, tmp_path):
+    done = command("report", study, "--out", "page")
+    assert done.returncode == 0, done.stderr
+    assert "the page: page/index.html" in done.stdout
+    names = sorted(path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*.*"))
+    assert {"index.html", "figures/convergence.pdf", "figures/convergence.png", "tables/table.csv"} <= set(names)
+    assert "tables/table.tex" in names
+    assert not [name for name in names if name.endswith(".part")]
+    assert "synthetic data" in (tmp_path / "page/tables/table.tex").read_text()
+
+
+def test_what_is_no_run_is_named(command, tmp_path):
+    result = command("report", tmp_path)
+    assert result.returncode == 2
+    assert "no run at" in result.stderr
+    (tmp_path / "file").write_text("")
+    assert command("report").returncode == 2

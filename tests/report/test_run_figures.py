@@ -1,0 +1,344 @@
+"""Figures of one run: what they show are the run's numbers."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from scipy.spatial.distance import cdist
+
+from mfedpba_mpi import Run
+from mfedpba_mpi.data.synthetic import free_form
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.models.client_model import ClientModel
+from mfedpba_mpi.report import run_figures
+from mfedpba_mpi.report.run_figures import FIGURES, drawable
+
+Make = Callable[..., Run]
+
+ALWAYS = {"partition", "accuracy", "losses", "communication", "times"}
+KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "mfedpba": ({"track_gradients": True}, {"prototypes", "structures", "gradients"}),
+    "local": ({"method": "local"}, {"prototypes"}),
+    "harmony": ({"method": "harmony"}, {"prototypes"}),
+    "one round": ({"rounds": 1}, {"prototypes", "structures"}),
+    "30 clients": ({"samples": 360, "clients": 30, "participation": 0.5}, {"prototypes", "structures"}),
+    "two classes": ({"classes": 2, "dims": (5,), "partition": "m1", "clients": 1}, {"prototypes", "structures"}),
+    "every second": ({"eval_every": 2}, {"prototypes", "structures"}),
+}
+
+
+@pytest.fixture
+def run(made: Make) -> Run:
+    """A whole run of MFedPBA."""
+    return made(**KINDS["mfedpba"][0])
+
+
+def line(figure: Any, words: str) -> Any:
+    """The one curve of a figure with this label."""
+    (found,) = [x for axes in figure.axes for x in axes.lines if x.get_label() == words]
+    return found
+
+
+def texts(figure: Any) -> str:
+    """All text of a figure as a viewer of its SVG would read it."""
+    with matplotlib.rc_context({"svg.fonttype": "none"}), io.StringIO() as file:
+        figure.savefig(file, format="svg")
+        return "\n".join(ElementTree.fromstring(file.getvalue()).itertext())
+
+
+# ---- every kind of run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_has_its_figures(kind: str, made: Make) -> None:
+    changes, more = KINDS[kind]
+    figures = {name: figure for name, _, figure in drawable(made(**changes))}
+    assert set(figures) == ALWAYS | more
+    for figure in figures.values():
+        figure.draw_without_rendering()
+
+
+def test_an_interrupted_run_has_all_but_what_is_known_at_the_end(run: Run, changed: Make) -> None:
+    assert {name for name, *_ in drawable(changed(run, final=None))} == ALWAYS | {"gradients"}
+
+
+def test_of_a_run_that_has_just_begun_one_sees_who_owns_what(run: Run, changed: Make) -> None:
+    begun = changed(run, rounds=dict.fromkeys(run.rounds), final=None)
+    assert [name for name, *_ in drawable(begun)] == ["partition"]
+
+
+def test_a_run_that_was_not_evaluated_yet_has_no_accuracy(run: Run, changed: Make) -> None:
+    tested = np.full_like(run.rounds["tested"], -1)
+    with pytest.raises(UserError, match="no round has been evaluated"):
+        run_figures.accuracy(changed(run, rounds={"tested": tested}))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_synthetic_data_are_marked_and_real_data_are_not(name: str, run: Run, changed: Make) -> None:
+    draw = FIGURES[name][1]
+    assert draw(run).get_supxlabel() == "synthetic data"
+    assert draw(changed(run, attributes={"data_origin": "real"})).get_supxlabel() == ""
+
+
+def test_a_synthetic_run_beside_a_real_one_is_partly_synthetic(run: Run, changed: Make) -> None:
+    real = changed(run, attributes={"data_origin": "real"})
+    assert run_figures.prototypes(run, real).get_supxlabel() == "partly synthetic data"
+
+
+@pytest.mark.parametrize("name", ["partition", "prototypes"])
+def test_hostile_names_are_shown_letter_by_letter(name: str, run: Run, changed: Make) -> None:
+    names = ["<b>$x_1$</b> & 5%", "_under", r"\$\alpha$ {'q\"}"]
+    shown = texts(FIGURES[name][1](changed(run, attributes={"modalities": names, "label": "$M$<i>"})))
+    assert all(words in shown for words in names)
+    assert name == "partition" or "$M$<i>" in shown
+
+
+def test_drawing_needs_no_torch() -> None:
+    code = "import sys, mfedpba_mpi.report.run_figures; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- partition
+
+
+def test_areas_of_bubbles_are_proportional_to_training_samples(made: Make) -> None:
+    run = made(**KINDS["30 clients"][0])
+    (bubbles,) = run_figures.partition(run).axes[0].collections
+    k, m = bubbles.get_offsets().astype(int).T
+    assert set(zip(k, m, strict=True)) == set(zip(*np.nonzero(run.partition["modalities"]), strict=True))
+    samples = run.partition["counts"].sum(axis=1)[k]  # of scatter's sizes area is a multiple
+    np.testing.assert_allclose(bubbles.get_sizes() / bubbles.get_sizes().max(), samples / samples.max())
+
+
+def test_bubbles_of_a_thousand_clients_are_means_of_neighbours(run: Run, changed: Make) -> None:
+    rng = np.random.default_rng(0)
+    n, owned = rng.integers(1, 50, 1000), rng.random((1000, 3)) < 0.5
+    many = changed(run, partition={"train_offsets": np.cumsum([0, *n]), "modalities": owned})
+    figure = run_figures.partition(many)
+    sizes = np.zeros((200, 3))
+    for axes in figure.axes:
+        k, m = axes.collections[0].get_offsets().astype(int).T
+        sizes[k // 5, m] = axes.collections[0].get_sizes()
+    means = (n[:, None] * owned).reshape(200, 5, 3).mean(axis=1)
+    np.testing.assert_allclose(sizes / sizes.max(), means / means.max())
+
+
+# ---- accuracy and losses
+
+
+@pytest.mark.parametrize("kind", ["mfedpba", "every second", "30 clients"])
+def test_the_average_is_correct_by_tested(kind: str, made: Make) -> None:
+    run = made(**KINDS[kind][0])
+    rounds, values = line(run_figures.accuracy(run), "average").get_data()
+    correct, tested = run.rounds["correct"], run.rounds["tested"]
+    rows = tested[:, 0] >= 0
+    assert list(rounds) == ([2, 3] if kind == "every second" else [1, 2, 3])
+    np.testing.assert_allclose(values, 100 * correct[rows].sum(axis=1) / tested[rows].sum(axis=1))
+
+
+def test_few_clients_have_curves_and_many_have_bands(made: Make) -> None:
+    few, many = made(**KINDS["mfedpba"][0]), made(**KINDS["30 clients"][0])
+    figure = run_figures.accuracy(few)
+    for k, accuracy in enumerate(few.rounds["accuracy"].T):
+        np.testing.assert_allclose(line(figure, f"client {k}").get_ydata(), 100 * accuracy)
+    axes = run_figures.accuracy(many).axes[0]
+    assert [x.get_label() for x in axes.lines] == ["median client", "average"]
+    box = axes.collections[0].get_datalim(axes.transData)
+    accuracy = 100 * many.rounds["accuracy"]
+    assert (box.y0, box.y1) == pytest.approx((np.nanmin(accuracy), np.nanmax(accuracy)))
+
+
+def test_only_terms_that_were_logged_are_drawn(made: Make) -> None:
+    (axes,) = run_figures.losses(made(method="local")).axes
+    assert [x.get_label() for x in axes.lines] == [r"$\mathcal{L}_{\mathrm{ce}}$"]
+    clients, server = run_figures.losses(made(**KINDS["mfedpba"][0])).axes
+    assert len(clients.lines) == len(server.lines) == 3
+
+
+def test_a_loss_is_the_mean_of_those_that_took_part(made: Make) -> None:
+    run = made(**KINDS["30 clients"][0])
+    ce, part = run.rounds["loss_ce"], run.rounds["participants"]
+    means = [row[took].mean() for row, took in zip(ce, part, strict=True)]
+    np.testing.assert_allclose(line(run_figures.losses(run), r"$\mathcal{L}_{\mathrm{ce}}$").get_ydata(), means)
+
+
+@pytest.mark.parametrize(("values", "scale"), [((1, 2, 3), "linear"), ((0, 1e-3, 5), "log"), ((-1, 1, 90), "linear")])
+def test_losses_that_span_decades_are_on_a_log_scale(values: Any, scale: str, made: Make, changed: Make) -> None:
+    run = made(method="local")
+    loss = np.repeat(np.array(values, float)[:, None], run.rounds["loss_ce"].shape[1], axis=1)
+    figure = run_figures.losses(changed(run, rounds={"loss_ce": loss}))
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_yscale() == scale
+
+
+# ---- prototypes and structures
+
+
+def points(axes: Any) -> np.ndarray:
+    """Where t-SNE has put the prototypes, in any order."""
+    return np.concatenate([cloud.get_offsets() for cloud in axes.collections])
+
+
+def test_classes_a_client_does_not_have_are_not_drawn(run: Run, changed: Make) -> None:
+    counts = run.partition["counts"].copy()
+    counts[0, 1] = counts[1, 0] = counts[1, 2] = 0
+    few = changed(run, partition={"counts": counts})
+    owned = run.partition["modalities"].sum(axis=1)
+    (axes,) = run_figures.prototypes(few).axes
+    assert len(points(axes)) == owned @ (counts > 0).sum(axis=1)
+    shades = [to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()]
+    for c in range(3):
+        assert shades.count(run_figures.CLASSES[c].lower()) == owned @ (counts[:, c] > 0)
+
+
+def test_the_same_prototypes_make_the_same_picture(run: Run) -> None:
+    left, right = run_figures.prototypes(run, run).axes
+    np.testing.assert_array_equal(points(left), points(right))
+
+
+def test_prototypes_of_one_class_lie_together_where_classes_are_far_apart(run: Run, changed: Make) -> None:
+    rng = np.random.default_rng(0)
+    E = 100 * np.eye(3, 8) + rng.standard_normal((len(run.final["E"]), 3, 8))
+    counts = np.ones_like(run.partition["counts"])
+    (axes,) = run_figures.prototypes(changed(run, final={"E": E}, partition={"counts": counts})).axes
+    shades = np.array([to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()])
+    distances = cdist(points(axes), points(axes)) + np.diag(np.full(len(shades), np.inf))
+    assert (shades[distances.argmin(axis=1)] == shades).all()
+
+
+def test_many_classes_have_a_colour_bar_and_few_a_legend(run: Run, changed: Make) -> None:
+    E = np.random.default_rng(0).standard_normal((len(run.final["E"]), 102, 4))
+    counts = np.zeros((len(run.partition["counts"]), 102))
+    counts[:, ::20] = 1
+    many = changed(run, attributes={"classes": 102}, final={"E": E}, partition={"counts": counts})
+    figure = run_figures.prototypes(many)
+    figure.draw_without_rendering()
+    assert len(figure.axes) == 2
+    assert [len(legend.get_texts()) for legend in figure.legends] == [3]
+    assert [len(legend.get_texts()) for legend in run_figures.prototypes(run).legends] == [3, 3]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_a_handful_of_prototypes_can_be_drawn(number: int, run: Run, changed: Make) -> None:
+    counts = np.zeros((len(run.partition["counts"]), 5), int)
+    counts[0, :number] = 1
+    rows = np.zeros(1, int)
+    E = np.ones((1, 5, 1)) * np.arange(5)[:, None]
+    final = {"E": E, "E_client": rows, "E_modality": rows}
+    figure = run_figures.prototypes(changed(run, attributes={"classes": 5}, final=final, partition={"counts": counts}))
+    figure.draw_without_rendering()
+    assert len(points(figure.axes[0])) == number
+
+
+def test_distances_are_squared_euclidean_over_their_mean(run: Run, changed: Make) -> None:
+    present = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
+    figure = run_figures.structures(changed(run, final={"P_present": present, "plan": None}))
+    figure.draw_without_rendering()
+    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert len(shown) == 4
+    for X, there, panel in zip(
+        [*run.final["P_G"], run.final["I_G"]], [*(present > 0), run.final["I_present"] > 0], shown, strict=True
+    ):
+        D = cdist(X[there], X[there]) ** 2
+        block = np.ma.filled(panel.astype(float), np.nan)
+        assert np.isfinite(block).sum() == there.sum() ** 2
+        if there.any():
+            np.testing.assert_allclose(block[np.ix_(there, there)], D / D.mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_plans_are_shown_as_shares_below_where_there_are_any(run: Run, changed: Make) -> None:
+    plan = np.stack([np.eye(3) / 3] * 3)
+    plan[1, 2] = plan[1, :, 2] = np.nan
+    plan[1] *= 3 / 2
+    present = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
+    figure = run_figures.structures(changed(run, final={"plan": plan, "P_present": present}))
+    figure.draw_without_rendering()
+    panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert len(panels) == 7
+    for panel in panels[4:]:
+        np.testing.assert_allclose(np.ma.compressed(panel).sum(), np.isfinite(np.diag(panel.filled(np.nan))).sum())
+
+
+# ---- communication, times and gradients
+
+
+def test_payload_is_that_of_the_log_and_of_the_formula(made: Make) -> None:
+    run = made(**KINDS["30 clients"][0])
+    figure = run_figures.communication(run)
+    for way in ("up", "down"):
+        np.testing.assert_array_equal(
+            line(figure, f"{way}, measured").get_ydata(), run.rounds[f"bytes_{way}"].sum(axis=1)
+        )
+    owned, C, d = run.partition["modalities"].sum(axis=1), 3, 8
+    formula = [sum(4 * C * (owned[k] * d + C) for k in np.flatnonzero(row)) for row in run.rounds["participants"]]
+    np.testing.assert_array_equal(line(figure, "paper's formula, each way").get_ydata(), formula)
+
+
+@pytest.mark.parametrize("fusion", ["sum", "concat"])
+def test_networks_have_as_many_weights_as_torch_says(fusion: str, made: Make) -> None:
+    run = made(fusion=fusion, rounds=1, clients=12, partition="m1+")
+    modalities = free_form(120, 3, (6, 10, 8)).modalities
+    total = 0
+    for own, networks in zip(run.partition["modalities"], run.partition["architectures"], strict=True):
+        architectures = [Architecture.from_dict(fields) for fields in json.loads(networks)]
+        model = ClientModel([modalities[m] for m in np.flatnonzero(own)], architectures, 8, 3, fusion)
+        total += sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+    assert line(run_figures.communication(run), "whole networks, each way").get_ydata() == [4 * total]
+
+
+def test_networks_are_left_out_where_widths_are_not_known(run: Run, changed: Make) -> None:
+    config = {**run.attributes["config"], "dims": None}
+    unknown = changed(run, attributes={"dataset": "mine", "config": config})
+    assert len(run_figures.communication(unknown).axes[0].lines) == 3
+
+
+def test_a_method_that_sends_nothing_says_so(made: Make) -> None:
+    assert "Local sends nothing" in texts(run_figures.communication(made(method="local")))
+
+
+def test_parts_of_a_round_add_up_to_its_time(run: Run) -> None:
+    axes = run_figures.times(run).axes[0]
+    heights = np.array([[bar.get_height() for bar in bars] for bars in axes.containers])
+    np.testing.assert_allclose(heights.sum(axis=0), run.rounds["seconds_total"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "bars"), [(1, 1), (4, 4), (150, 50)])
+def test_ranks_are_busy_with_their_clients_and_the_server(ranks: int, bars: int, made: Make, changed: Make) -> None:
+    run = made(**KINDS["30 clients"][0])
+    rank = np.arange(30) % (ranks - 1) + 1 if ranks > 1 else np.zeros(30, int)
+    run = changed(run, attributes={"ranks": ranks}, partition={"rank": rank})
+    axes = run_figures.times(run).axes[1]
+    clients, server = axes.containers
+    assert len(clients) == bars
+    group = ranks / bars
+    seconds = run.rounds["seconds_client"].mean(axis=0)
+    expected = [seconds[rank // group == i].sum() / group for i in range(bars)]
+    np.testing.assert_allclose([bar.get_height() for bar in clients], expected)
+    np.testing.assert_allclose(server[0].get_height(), run.rounds["seconds_server"].mean() / group)
+    if group > 1:
+        tops = [segment[1, 1] for segment in axes.collections[0].get_segments()]
+        np.testing.assert_allclose(tops[1:], [max(seconds[rank // group == i], default=0) for i in range(1, bars)])
+
+
+def test_gradients_are_running_means_beside_the_rate(run: Run, changed: Make) -> None:
+    values = np.array([[8.0, np.nan, np.nan], [4.0, 2.0, np.nan], [3.0, 1.0, np.nan]])
+    figure = run_figures.gradients(changed(run, rounds={"gradient_norm2": values}))
+    figure.draw_without_rendering()
+    np.testing.assert_allclose(line(figure, "client 0").get_ydata(), [8, 6, 5])
+    np.testing.assert_allclose(line(figure, "client 1").get_ydata(), [np.nan, 2, 1.5])
+    np.testing.assert_allclose(line(figure, "all clients' mean").get_ydata(), [8, 5.5, 13 / 3])
+    np.testing.assert_allclose(line(figure, "$c\\,/\\,T$").get_ydata(), [13, 6.5, 13 / 3])
+
+
+def test_a_run_without_gradients_says_how_to_get_them(made: Make) -> None:
+    with pytest.raises(UserError, match="--track-gradients"):
+        run_figures.gradients(made(method="local"))

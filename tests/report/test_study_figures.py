@@ -1,0 +1,274 @@
+"""Figures of runs side by side by their facts: what is where, what is said, and which figures a study gets."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.records.run import LOG_NAME, Run, seal
+from mfedpba_mpi.report.study_figures import cells_of, client_table, convergence, figures_of, panels
+from mfedpba_mpi.report.table_figures import curve
+from mfedpba_mpi.studies.study import find_study, read_study
+from tests.report.test_table_figures import ACCURACY, HOSTILE, a_table, legend_of, lines_of, words_of
+
+
+def a_run(accuracies, every=1, origin="real", status="complete", tested=100):
+    """A run of these accuracies (rounds by clients, or rounds), tested on as many rows each."""
+    accuracies = np.array(accuracies, float)
+    accuracies = accuracies.reshape(len(accuracies), -1)
+    rounds, K = accuracies.shape
+    skipped = np.arange(1, rounds + 1) % every != 0
+    counts = np.where(skipped[:, None], -1, np.broadcast_to(tested, (rounds, K)))
+    correct = np.where(skipped[:, None], -1, np.round(accuracies * counts).astype(int))
+    rows = {
+        "tested": counts,
+        "correct": correct,
+        "accuracy": np.where(skipped[:, None], np.nan, accuracies),
+        "seconds_total": np.linspace(1, 2, rounds),
+        "seconds_client": np.full((rounds, K), 0.5),
+    }
+    attributes = {"data_origin": origin, "config": {"rounds": rounds}, "status": status}
+    return Run(Path("run.h5"), attributes, rows, {}, {})
+
+
+def put(directory, run):
+    """Write it as a log."""
+    directory.mkdir(parents=True)
+    with h5py.File.in_memory() as file:
+        attributes = {"hosts": [], "modalities": [], "resumed": []} | run.attributes
+        file.attrs.update({n: v if isinstance(v, str) else json.dumps(v) for n, v in attributes.items()})
+        for name, values in run.rounds.items():
+            file[f"rounds/{name}"] = values
+        file["partition/rank"] = np.zeros(run.rounds["tested"].shape[1], int)
+        file.flush()
+        image = file.id.get_file_image()
+    (directory / LOG_NAME).write_bytes(seal(image))
+
+
+def fill(study, directory, make):
+    """Write the run that `make` gives for each place, if it gives one."""
+    for i, place in enumerate(study.places()):
+        if run := make(i, place):
+            put(directory / place.path, run)
+
+
+# ---- runs
+
+
+def test_a_line_is_the_mean_and_its_band_one_sample_deviation():
+    values = np.array([[0.1, 0.3, 0.5], [0.2, 0.3, 0.6], [0.6, 0.3, 0.7]])
+    (axes,) = convergence({"A": [a_run(own) for own in values]}).axes
+    (line,) = axes.get_lines()
+    assert line.get_xdata().tolist() == [1, 2, 3]
+    np.testing.assert_allclose(line.get_ydata(), 100 * values.mean(axis=0))
+    (band,) = [item for item in axes.collections if isinstance(item, PolyCollection)]
+    edges = {(round(x), round(y, 6)) for x, y in band.get_paths()[0].vertices}
+    spread = 100 * np.std(values, axis=0, ddof=1)
+    for t in range(3):
+        for edge in (100 * values[:, t].mean() - spread[t], 100 * values[:, t].mean() + spread[t]):
+            assert (t + 1, round(edge, 6)) in edges
+
+
+def test_the_average_weighs_clients_by_their_test_rows():
+    (axes,) = convergence({"A": [a_run([[0.5, 1.0]], tested=[300, 100])]}).axes
+    assert axes.get_lines()[0].get_ydata().tolist() == [62.5]
+
+
+def test_only_rounds_that_all_runs_so_far_were_tested_in_are_shown():
+    short, long = a_run([0.1, 0.2, 0.3, 0.4]), a_run([0.9, 0.4, 0.9, 0.6, 0.9, 0.8], every=2)
+    (axes,) = convergence({"A": [short, long]}).axes
+    line = axes.get_lines()[0]
+    assert line.get_xdata().tolist() == [2, 4, 6]
+    np.testing.assert_allclose(line.get_ydata(), [30, 50, 80])
+
+
+def test_the_legend_is_as_given_or_ranked_by_the_last_accuracy():
+    groups = {"A": [a_run([0.9, 0.1])], "B": [a_run([0.1, 0.9])], "none": [], "C": [a_run([0.5, 0.5])]}
+    assert legend_of(convergence(groups)) == ["A", "B", "none", "C"]
+    assert legend_of(convergence(groups, ranked=True)) == ["B", "C", "A", "none"]
+
+
+def test_lines_differ_without_their_colour():
+    (axes,) = convergence({f"group {i}": [a_run([0.1, 0.2])] for i in range(8)}).axes
+    assert len({line.get_marker() for line in axes.get_lines()}) == 8
+    assert len({str(line._unscaled_dash_pattern) for line in axes.get_lines()}) == 8
+
+
+def test_a_method_looks_the_same_in_all_figures():
+    def look(figure, i):
+        line = figure.axes[0].get_lines()[i]
+        return line.get_color(), line.get_marker(), line.get_linestyle()
+
+    two, other = ({name: [a_run([0.1, 0.2])] for name in names} for names in (("Local", "MFedPBA"), ("mfedpba",)))
+    assert look(convergence(two), 1) == look(convergence(other), 0)
+    table = a_table({"1": [(1, 0.1), (2, 0.1)], "2": [(1, 0.1), (2, 0.1)]}, ["FedTGP", "MFedPBA"], corner="S")
+    assert look(curve(table), 3)[0] == look(convergence(other), 0)[0]
+
+
+def test_runs_that_have_only_begun_are_said_to_have_no_numbers():
+    begun = replace(a_run([0.1]), rounds={})
+    figure = convergence({"old": [a_run([0.1, 0.2])], "new": [begun]})
+    assert "no numbers: new" in words_of(figure)
+
+
+def test_no_groups_and_no_cells_are_no_error():
+    for figure in (convergence({}), convergence({"A": []}), panels({})):
+        figure.draw_without_rendering()
+
+
+def test_sixteen_panels_have_one_legend_and_say_which_are_synthetic():
+    methods = [choice.label for choice in find_study("main-table").axes["method"]]
+    cells = {
+        f"cell {i}": {name: [a_run([0.1, 0.2, 0.4], origin="real" if i else "synthetic")] for name in methods}
+        for i in range(16)
+    }
+    figure = panels(cells)
+    assert len(figure.legends) == 1
+    assert legend_of(figure) == methods
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["cell 0\n(synthetic data)", *(f"cell {i}" for i in range(1, 16))]
+    assert figure.get_supxlabel() == "partly synthetic data"
+
+
+def test_hostile_names_are_shown_as_they_are():
+    run = a_run([0.1, 0.2])
+    for figure in (convergence({HOSTILE: [run], "$": [run]}), panels({HOSTILE: {"$": [run]}, "$": {HOSTILE: [run]}})):
+        assert HOSTILE.replace(" ", "") in "".join(words_of(figure)).replace(" ", "")
+
+
+# ---- clients
+
+
+def test_the_client_table_has_the_last_five_of_every_client_over_seeds():
+    first = np.array([[0.9, 0.9], [0.1, 0.2], [0.2, 0.2], [0.3, 0.2], [0.4, 0.2], [0.5, 0.2]])
+    headers, rows = client_table({"A": [a_run(first, tested=[100, 300]), a_run(first + 0.1, tested=[100, 300])]})
+    assert headers == ["method", "k0", "k1", "Avg"]
+    # means 30 and 40; 20 and 30; (30 + 3 * 20) / 4 = 22.5 and 32.5; a deviation of sqrt(50) each
+    assert rows == [["A", "35.00 ± 7.07", "25.00 ± 7.07", "27.50 ± 7.07"]]
+
+
+def test_the_client_table_of_many_clients_has_their_quantiles():
+    headers, rows = client_table({"A": [a_run([np.arange(101) / 100])], "B": []})
+    assert headers == ["method", "worst client", "25 %", "median", "75 %", "best client", "Avg"]
+    assert rows == [["A", "0.00", "25.00", "50.00", "75.00", "100.00", "50.00"], ["B", *["-"] * 6]]
+
+
+def test_the_client_table_says_what_is_synthetic():
+    real, made = a_run([0.5]), a_run([0.5], origin="synthetic")
+    assert client_table({"A": [made], "B": [made]})[0][0] == "method (synthetic data)"
+    headers, rows = client_table({"A": [real], "B": [made], "C": [real, made]})
+    assert headers[0] == "method"
+    assert [row[0] for row in rows] == ["A", "B (synthetic data)", "C (partly synthetic data)"]
+
+
+# ---- studies
+
+
+def kinds_of(study, directory):
+    return [name for name, _, _ in figures_of(study, directory)]
+
+
+def by_number(i, _):
+    return a_run([[0.1, 0.1 + 0.01 * i]] * 3, origin="synthetic")
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("ablation", ["bars"]),
+        ("client-time", ["bars"]),
+        ("feature-dim", ["curve", "convergence"]),
+        ("fusion", ["bars", "convergence"]),
+        ("lambda-grid", ["heat-map"]),
+        ("scaling-strong", ["scaling"]),
+        ("scaling-weak", ["scaling"]),
+        ("server-epochs", ["curve"]),
+    ],
+)
+def test_a_study_gets_the_figures_that_suit_its_axes_whatever_its_name(tmp_path, name, kinds):
+    study = replace(find_study(name).shortened(), name="x", title="A study")
+    fill(study, tmp_path, by_number)
+    figures = list(figures_of(study, tmp_path))
+    assert [kind for kind, _, _ in figures] == kinds
+    for _, title, figure in figures:
+        assert title.startswith("A study (synthetic data): ")
+        assert "synthetic data" in words_of(figure)
+
+
+def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):
+    study = find_study("lambda-grid").shortened()
+    assert kinds_of(study, tmp_path) == []
+    fill(study, tmp_path / "one", lambda i, _: None if i else a_run([0.1, 0.2]))
+    assert kinds_of(study, tmp_path / "one") == []
+    fill(study, tmp_path / "bad", lambda i, _: a_run([0.1, 0.2], status="failed"))
+    assert kinds_of(study, tmp_path / "bad") == []
+
+
+def test_runs_that_are_going_or_damaged_do_not_count(tmp_path):
+    study = find_study("main-table").shortened()
+    fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], status="complete" if i < 8 else "running"))
+    (tmp_path / study.places()[0].path / LOG_NAME).write_bytes(b"no log")
+    ((title, groups),) = cells_of(study, tmp_path)
+    assert title == study.axes["cell"][0].label
+    assert [len(runs) for runs in groups.values()] == [0, *[1] * 7]
+    assert kinds_of(study, tmp_path) == ["bars", "convergence"]
+
+
+def test_runs_tested_once_have_no_convergence(tmp_path):
+    study = find_study("main-table").shortened()
+    fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], every=2))
+    assert kinds_of(study, tmp_path) == ["bars"]
+
+
+def study_of(tmp_path, cross, table=""):
+    (tmp_path / "t.toml").write_text(f'title = "T"\n[cross]\n{cross}\n[table]\n{table}')
+    return read_study(tmp_path / "t.toml")
+
+
+def test_more_cells_than_a_page_holds_are_on_several(tmp_path):
+    cells = ", ".join(f'{{ name = "c{i}" }}' for i in range(18))
+    study = study_of(tmp_path, f'cell = [{cells}]\nmethod = ["local", "mfedpba"]')
+    fill(study, tmp_path / "runs", by_number)
+    figures = {name: figure for name, _, figure in figures_of(study, tmp_path / "runs")}
+    assert list(figures) == ["convergence", "convergence-2"]  # 36 bars would be too many
+    assert [sum(bool(axes.get_title()) for axes in figure.axes) for figure in figures.values()] == [16, 2]
+
+
+def test_what_a_map_has_no_room_for_is_a_map_each(tmp_path):
+    study = study_of(tmp_path, 'method = ["local", "mfedpba"]\nlr = [0.1, 0.2]\nfeature_dim = [8, 16]')
+    fill(study, tmp_path / "runs", by_number)
+    figures = [(name, title) for name, title, _ in figures_of(study, tmp_path / "runs")]
+    said = f" (synthetic data): {ACCURACY.label}"
+    assert figures[:2] == [("heat-map", f"T, Local{said}"), ("heat-map-2", f"T, MFedPBA{said}")]
+
+
+def test_a_numeric_axis_across_is_still_the_axis_of_the_curve(tmp_path):
+    study = study_of(tmp_path, 'fusion = ["sum", "concat"]\nlr = [0.1, 0.2]', 'columns = "lr"')
+    fill(study, tmp_path / "runs", by_number)
+    ((name, _, figure),) = figures_of(study, tmp_path / "runs")
+    assert (name, legend_of(figure), figure.axes[0].get_xlabel()) == ("curve", ["sum", "concat"], "lr")
+
+
+def test_named_ranks_with_the_same_work_are_strong_scaling(tmp_path):
+    nodes = '[{ name = "one node", ranks = 4 }, { name = "two nodes", ranks = 8 }]'
+    study = study_of(tmp_path, f"nodes = {nodes}", 'measure = "seconds"')
+    fill(study, tmp_path / "runs", by_number)
+    ((name, _, figure),) = figures_of(study, tmp_path / "runs")
+    (ideal,) = lines_of(figure.axes[0], "ideal")
+    assert (name, ideal.get_xdata().tolist(), ideal.get_ydata().tolist()) == ("scaling", [4, 8], [1.5, 0.75])
+
+
+def test_accuracy_over_ranks_is_no_scaling(tmp_path):
+    study = study_of(tmp_path, "ranks = [1, 2, 3]")
+    fill(study, tmp_path / "runs", by_number)
+    assert kinds_of(study, tmp_path / "runs") == ["curve"]
+
+
+def test_an_unknown_measure_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(UserError, match="tau"):
+        next(figures_of(study_of(tmp_path, "lr = [0.1, 0.2]", 'measure = "tau"'), tmp_path))
