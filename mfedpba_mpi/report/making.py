@@ -120,14 +120,20 @@ def study_page(study: Study, directory: Path) -> Page:
     states = [state_of(directory / place.path) for place in study.places()]
     page = Page(study.title, f"{len(states)} runs in {directory}: {overview(states)}", results.remark)
     page.section("Result")
-    page.table("table", results.title, *_table_of(results), caption="; ".join(results.notes))
+    page.table("table", _plain(study, results.title), *_table_of(results), caption="; ".join(results.notes))
     for name, title, figure in study_figures.figures_of(study, directory):
-        page.figure(name, title, figure)
+        page.figure(name, _plain(study, title), figure)
     _appendix(page, study, directory)
     page.section("The study")
     crossed = {axis: ", ".join(choice.label for choice in choices) for axis, choices in study.axes.items()}
     page.facts({**study.settings, **crossed})
     return page
+
+
+def _plain(study: Study, title: str) -> str:
+    """A title without the study's own, and what must be said of its data, which are at the top of the page."""
+    words = title.removeprefix(study.title).partition(": ")[2]
+    return words[:1].upper() + words[1:] if title.startswith(study.title) and words else title
 
 
 def _table_of(results: Results) -> tuple[list[str], list[list[object]], dict[tuple[int, int], int]]:
