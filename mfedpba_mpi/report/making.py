@@ -51,10 +51,10 @@ def run_page(run: Run) -> Page:
         page.table("clients", "Clients after the last evaluated round", *client_rows(run))
     drawn = {name: (title, figure) for name, title, figure in run_figures.drawable(run)}
     for section, names in SECTIONS.items():
-        page.section(section)
-        for name in names:
-            if name in drawn:
-                page.figure(name, *drawn[name])
+        if there := [name for name in names if name in drawn]:
+            page.section(section)
+        for name in there:
+            page.figure(name, *drawn[name])
     page.section("Settings and machine")
     page.facts(flat(config))
     machine = ("version", "torch", "mpi", "ranks", "device", "threads", "started", "data_fingerprint")
@@ -66,10 +66,8 @@ def _result(run: Run) -> dict[str, object]:
     facts: dict[str, object] = {"status": run.status, "reason": run.attributes.get("reason", "")}
     if not len(run.rounds["tested"]):
         return facts
-    names = {"last_five": "mean of the last five", "last": "last round", "best": "best round"}
-    facts |= {
-        f"average accuracy, {words}": f"{run.summary()[name]:.2%}" for name, words in names.items() if run.summary()
-    }
+    if summary := run.summary():
+        facts |= {f"average accuracy, {words}": f"{summary[name]:.2%}" for words, name in ACCURACIES.items()}
     total = run.rounds["seconds_total"]
     facts["time"] = f"{duration(total.sum())}, {np.median(total):.3g} s a round (median)"
     facts["payload a round"] = payload_line(run).partition(": ")[2]
@@ -92,11 +90,7 @@ def runs_page(runs: Sequence[Run]) -> Page:
         page.section("Prototypes")
         page.figure("prototypes", "Feature prototypes", run_figures.prototypes(*runs[:2]))
     page.section("Runs")
-    rows = [
-        [name, str(run.path.parent), run.status, run.attributes["seed"]]
-        for name, group in groups.items()
-        for run in group
-    ]
+    rows = [[name, str(run.path.parent), run.status, run.attributes["seed"]] for name in groups for run in groups[name]]
     page.table("runs", "Runs", ["", "directory", "status", "seed"], rows)
     return page
 

@@ -69,8 +69,7 @@ class Runner:
     def run(self, runs: Sequence[Planned]) -> int:
         """Run them all; the exit code is 0 where all are complete, 75 after a signal, 1 where one failed."""
         states = {planned.path: state_of(self.directory / planned.path) for planned in runs}
-        skipped = [planned for planned in runs if states[planned.path].status in (COMPLETE, RUNNING)]
-        todo = [planned for planned in runs if planned not in skipped]
+        todo = [planned for planned in runs if states[planned.path].status not in (COMPLETE, RUNNING)]
         if any(planned.ranks > 1 for planned in todo) and not shutil.which(shlex.split(self.launcher)[0]):
             raise UserError(f"launcher: no {shlex.split(self.launcher)[0]} on the PATH to start several ranks with")
         self._stop.listen()
@@ -91,9 +90,11 @@ class Runner:
                 self._stop.asked = self._stop.asked or "an error"
                 self._pass_on(signal.SIGKILL)
                 raise
-        failed = [outcome for outcome in outcomes if outcome.state.status == FAILED]
-        board.report(failed=[(o.planned, o.state) for o in failed], stopped=self._stop.asked)
-        return EXIT_INTERRUPTED if self._stop.asked else 1 if failed else 0
+        failed = [(outcome.planned, outcome.state) for outcome in outcomes if outcome.state.status == FAILED]
+        board.report(failed, stopped=self._stop.asked)
+        if self._stop.asked or any(outcome.state.status == INTERRUPTED for outcome in outcomes):
+            return EXIT_INTERRUPTED
+        return 1 if failed else 0
 
     def line(self, planned: Planned) -> list[str]:
         """The command that runs it."""
