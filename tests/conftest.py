@@ -51,6 +51,23 @@ def finished(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Ru
     return run
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """A function like `finished` that makes a run only once for all tests, which must leave it as it is."""
+    data, runs = tmp_path_factory.mktemp("data"), {}
+
+    def make(**changes: object) -> Run:
+        key = repr(sorted(changes.items()))
+        if key not in runs:
+            config = make_config({**TINY, **changes})
+            directory = tmp_path_factory.mktemp("run")
+            simulate(fit_to_data(config, describe(config, data)), data, Comm(), [RunLog(directory)])
+            runs[key] = load_run(directory)
+        return runs[key]
+
+    return make
+
+
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs ``mfedpba-mpi ARGS`` in a directory of its own, on `ranks` ranks where that is given."""

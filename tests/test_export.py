@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 
 import h5py
@@ -20,10 +19,8 @@ from pandas.testing import assert_frame_equal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from mfedpba_mpi import load_run, make_config
+from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import fit_to_data
-from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.export import export
 from mfedpba_mpi.records.run import open_image, seal
@@ -33,24 +30,7 @@ from mfedpba_mpi.simulation import simulate
 FRAMES = {
     "rounds": "rounds_frame", "clients_rounds": "frame", "clients": "clients_frame", "modalities": "modalities_frame"
 }  # fmt: skip
-TINY = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10, 8), "rounds": 3, "feature_dim": 8}
 WHOSE = ["run", "method", "dataset", "seed"]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A function that runs a tiny configuration to its end, once, and returns the log; keyword arguments change it."""
-    place = tmp_path_factory.mktemp("made")
-
-    @cache
-    def make(**changes):
-        config = make_config(TINY | changes)
-        directory = place / f"run{len(list(place.glob('run*')))}"
-        directory.mkdir()
-        simulate(fit_to_data(config, describe(config, place)), place, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return make
 
 
 def call(*args):

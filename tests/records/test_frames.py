@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import cache
 
 import h5py
 import numpy as np
@@ -10,31 +9,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mfedpba_mpi import load_run, make_config
-from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import fit_to_data
-from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.records.frames import axes_of
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
-
-TINY = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10, 8), "rounds": 3, "feature_dim": 8}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A function that runs a tiny configuration to its end, once, and returns the log; keyword arguments change it."""
-    place = tmp_path_factory.mktemp("made")
-
-    @cache
-    def make(**changes):
-        config = make_config(TINY | changes)
-        directory = place / f"run{len(list(place.glob('run*')))}"
-        directory.mkdir()
-        simulate(fit_to_data(config, describe(config, place)), place, Comm(), [RunLog(directory)])
-        return load_run(directory)
-
-    return make
 
 
 def rounds_of(run):

@@ -1,4 +1,4 @@
-"""Runs to draw, each made once for all tests in this room."""
+"""Runs to draw."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,31 +7,7 @@ from typing import Any
 
 import pytest
 
-from mfedpba_mpi import Run, load_run
-from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import fit_to_data, make_config
-from mfedpba_mpi.data.sources import describe
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
-
-TINY = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10, 8), "rounds": 3, "feature_dim": 8}
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """A function like `finished` that makes a run only once; what it returns is shared, so change it with `changed`."""
-    data, runs = tmp_path_factory.mktemp("data"), {}
-
-    def make(**changes: Any) -> Run:
-        key = repr(sorted(changes.items()))
-        if key not in runs:
-            config = make_config({**TINY, **changes})
-            directory = tmp_path_factory.mktemp("run")
-            simulate(fit_to_data(config, describe(config, data)), data, Comm(), [RunLog(directory)])
-            runs[key] = load_run(directory)
-        return runs[key]
-
-    return make
+from mfedpba_mpi import Run
 
 
 @pytest.fixture(scope="session")
