@@ -15,7 +15,8 @@ RUN = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,
 def test_help_answers_without_loading_torch_or_mpi():
     code = "import sys; sys.argv = ['mfedpba-mpi', '--help']\nfrom mfedpba_mpi.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
-    code += "print([name for name in ('torch', 'mpi4py', 'h5py', 'scipy') if name in sys.modules])"
+    code += "heavy = ('torch', 'mpi4py', 'h5py', 'scipy', 'matplotlib', 'pandas', 'sklearn')\n"
+    code += "print([name for name in heavy if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip().endswith("[]")
     for heading in ("Problem:", "Clients:", "Training:", "Machine:", "MFedPBA:", "Other:"):
