@@ -23,7 +23,7 @@ from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
@@ -72,6 +72,18 @@ class Problem:
     @property
     def d(self) -> int:
         return self.config.feature_dim
+
+    def counts(self, device: torch.device) -> Tensor:
+        """n_k,c (K, C), training samples of each client by class."""
+        return torch.tensor(np.stack([client.counts for client in self.clients]), device=device)
+
+    def shared(self, device: torch.device) -> Tensor:
+        """(K, C) bool: whose prototypes of a class are sent, by the method's `min_class_samples`."""
+        least = self.config.params.min_class_samples
+        shared = self.counts(device) >= least
+        if not shared.any():
+            raise UserError(f"min-class-samples: no client has {least} training samples of a class; use less")
+        return shared
 
 
 class Client(ABC):

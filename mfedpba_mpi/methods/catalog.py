@@ -32,6 +32,11 @@ class Parameters:
         return self
 
 
+def _min_class_samples() -> Any:
+    """The setting of methods whose clients send prototypes, and no features of single samples."""
+    return option(1, "a client keeps the prototypes of classes of which it has fewer training samples to itself", low=1)
+
+
 @dataclass(frozen=True)
 class Local(Parameters):
     """Every client trains alone with cross-entropy; nothing is sent."""
@@ -56,6 +61,7 @@ class FedProto(Parameters):
     proto_weighting: str = option(
         "uniform", "clients count the same, or by their samples of the class", choices=("uniform", "samples")
     )
+    min_class_samples: int = _min_class_samples()
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class FedTGP(Parameters):
     server_batch: int | None = option(None, "server batch size [default: the clients']", low=1)
     margin: float | None = option(None, "largest margin between classes, tau_m [default: 100 sqrt(d / 512)]", low=0)
     hidden: int | None = option(None, "hidden width of the prototype network [default: d]", low=1)
+    min_class_samples: int = _min_class_samples()
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,7 @@ class MFedPBA(Parameters):
     tau: float = option(0.5, "temperature of L_con", above=0)
     gw_epsilon: float = option(0.25, "e_0 of L_align's entropic GW; epsilon = e_0 / classes", above=0)
     server_clip: float = option(5.0, "largest joint gradient norm of a server step (0: no clipping)", low=0)
+    min_class_samples: int = _min_class_samples()
     without: tuple[str, ...] = option(
         (), "ablation: leave out these loss terms", choices=("rec", "con", "align", "fea", "logit")
     )

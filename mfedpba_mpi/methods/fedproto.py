@@ -6,7 +6,7 @@ Up go the local prototypes p_k,c = mean of z_i over class c, down come the globa
   global prototype adds 0 to it. Before the first reply L = L_ce;
 * server: Pbar_c = 1/|K_c| sum_{k in K_c} p_k,c over the clients that have class c, or weighted by their n_k,c;
 * inference: argmin_c MSE(z, Pbar_c) over the classes that have a prototype, or argmax h_k(z); both are logged. A client
-  that has been sent nothing yet has only its classifier.
+  that has been sent none yet has only its classifier.
 
 Adaptations:
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -68,6 +67,7 @@ class FedProtoClient(Client):
         super().__init__(k, problem, data, device)
         self.params = params
         self.by_modality = params.proto_scope == "modality"
+        self.shared = problem.shared(device)[k]
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         shape = len(self.spec.modalities), self.problem.C, self.problem.d
@@ -77,6 +77,7 @@ class FedProtoClient(Client):
         P = E if self.by_modality else self.model.fuse(E).mean(0)  # a mean of sums is the sum of means
         if not P.isfinite().all():
             raise RunError(f"client {self.k}, round {t}: prototypes are not finite; lower --lr")
+        P = P.where(self.shared[:, None], 0)
         return {"P": P, "seen": seen.n > 0} if seen else {"P": P}
 
     def received(self, inbox: Message) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,9 @@ class FedProtoClient(Client):
         """Classes (items, b) by the nearest global prototype and by h_k, the one that counts first."""
         fused = self.model.fuse(Z)
         by_classifier = self.model.classifier(fused).argmax(-1)
-        by_prototype = self._nearest(Z if self.by_modality else fused, inbox) if inbox else by_classifier
+        by_prototype = by_classifier
+        if inbox and inbox["P_present"].any():
+            by_prototype = self._nearest(Z if self.by_modality else fused, inbox)
         return (by_prototype, by_classifier) if self.params.predict == "prototype" else (by_classifier, by_prototype)
 
     def _nearest(self, z: Tensor, inbox: Message) -> Tensor:
@@ -138,11 +141,6 @@ class FedProtoLoss(HeadLoss):
         return [ce, self._difference(slice(0, z.shape[1]), z).square().mean((0, 2))]
 
 
-def class_counts(problem: Problem, device: torch.device) -> Tensor:
-    """n_k,c (K, C) as floats."""
-    return torch.tensor(np.stack([client.counts for client in problem.clients]), dtype=torch.float32, device=device)
-
-
 def average_prototypes(P: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Pbar_c = sum_k w_k,c p_k,c / sum_k w_k,c.
 
@@ -167,8 +165,9 @@ class FedProtoServer(Server):
 
     def __init__(self, problem: Problem, params: Params, device: torch.device):
         super().__init__(problem, params, device)
-        counts = class_counts(problem, device)
-        self.weights = counts if params.proto_weighting == "samples" else (counts > 0).to(counts.dtype)  # (K, C)
+        shared = problem.shared(device)
+        weights = shared * problem.counts(device) if params.proto_weighting == "samples" else shared
+        self.weights = weights.float()  # (K, C)
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message | Mapping[int, Message]:
         by_modality = self.params.proto_scope == "modality"

@@ -38,7 +38,7 @@ from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Problem, Server
 from mfedpba_mpi.methods.catalog import FedProto as ClientParams
 from mfedpba_mpi.methods.catalog import FedTGP as Params
-from mfedpba_mpi.methods.fedproto import EXACT, FedProto, average_prototypes, class_counts
+from mfedpba_mpi.methods.fedproto import EXACT, FedProto, average_prototypes
 from mfedpba_mpi.rng import generator, torch_seed
 
 
@@ -106,7 +106,7 @@ class FedTGPServer(Server):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(config.seed, "server"))
             self.network = TrainablePrototypes(problem.C, problem.d, params.hidden or problem.d).to(device)
-        self.present = class_counts(problem, device) > 0  # (K, C)
+        self.present = problem.shared(device)  # (K, C)
         self.lr = config.lr if params.server_lr is None else params.server_lr
         self.batch = params.server_batch or config.batch_size
         self.tau_m = 100 * math.sqrt(problem.d / 512) if params.margin is None else params.margin
@@ -114,12 +114,13 @@ class FedTGPServer(Server):
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         P, present = torch.stack([upload["P"] for upload in uploads.values()]), self.present[list(uploads)]
         average, here = average_prototypes(P, present.to(P.dtype))
-        delta = adaptive_margin(average, here, self.tau_m)
-        self.network.uploaded |= here
-        margin = delta * torch.eye(self.problem.C, device=self.device)  # (C, C), of a class y_j its row margin_j
-        margin[:, ~self.network.uploaded] = torch.inf
-        loss = self._train(t, P[present], present.nonzero()[:, 1], margin)
-        self.record = {"server_tgp": loss, "server_margin": delta}
+        if here.any():  # else all who took part keep theirs to themselves
+            delta = adaptive_margin(average, here, self.tau_m)
+            self.network.uploaded |= here
+            margin = delta * torch.eye(self.problem.C, device=self.device)  # (C, C), of a class y_j its row margin_j
+            margin[:, ~self.network.uploaded] = torch.inf
+            loss = self._train(t, P[present], present.nonzero()[:, 1], margin)
+            self.record = {"server_tgp": loss, "server_margin": delta}
         return {"P_G": self.network(), "P_present": self.network.uploaded.clone()}
 
     def _train(self, t: int, p: Tensor, y: Tensor, margin: Tensor) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -65,6 +64,7 @@ class MFedPBAClient(Client):
         super().__init__(k, problem, data, device)
         self.lambda_1 = 0.0 if "fea" in params.without else params.lambda_1
         self.lambda_2 = 0.0 if "logit" in params.without else params.lambda_2
+        self.shared = problem.shared(device)[k]
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         self.train(t, MFedPBA.client_terms, lambda epoch: MFedPBALoss(self, epoch, inbox))
@@ -72,7 +72,7 @@ class MFedPBAClient(Client):
         for name, value in uploads.items():
             if not value.isfinite().all():
                 raise RunError(f"client {self.k}, round {t}: prototypes {name} are not finite; lower --lr")
-        return uploads
+        return {name: value.where(self.shared[:, None], 0) for name, value in uploads.items()}
 
     def own(self, inbox: Message) -> tuple[Tensor, Tensor]:
         """(P_G, present) of the client's own modalities."""
@@ -173,7 +173,7 @@ class MFedPBAServer(Server):
         start = torch.Generator().manual_seed(torch_seed(problem.config.seed, "server"))
         self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, start).to(device)
         self.alignment = StructureAlignment(params.gw_epsilon)
-        self.present = torch.tensor(np.stack([c.counts > 0 for c in problem.clients]), device=device)  # (K, C)
+        self.present = problem.shared(device)  # (K, C)
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         clients = list(uploads)

@@ -40,4 +40,4 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -
     if announced()[0] == 0:
         results = tabulate(study, out)
         show_table(results)
-        save(results, out)
+        save(study, results, out)

@@ -159,7 +159,7 @@ def run(
     if not part and code != EXIT_INTERRUPTED:
         results = tabulate(found, directory)
         show_table(results)
-        save(results, directory)
+        save(found, results, directory)
     if code:
         raise Ended("interrupted" if code == EXIT_INTERRUPTED else "failed", "", code)
 
@@ -282,13 +282,15 @@ def _stored(directory: Path) -> Study:
 @click.argument("directory", metavar="DIR", type=PathType)
 @click.option("--format", "form", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]")
 @click.option("--measure", default="", metavar="NAME", help="what a cell shows  [default: the study's, or last_five]")
-@click.option("--save", "saving", is_flag=True, help="store it in DIR as table.txt, .md, .tex and .csv too")
+@click.option("--save", "saving", is_flag=True, help="store it in DIR as table.txt, .md, .tex and .csv, and runs.csv")
 def make_table(directory: Path, form: str, measure: str, saving: bool) -> None:
     """Print the table of the study in DIR: mean and deviation over seeds, best bold, second best underlined.
 
     \b
     Measures: last_five (mean accuracy of the last five rounds), last, best, client_mean (unweighted over clients),
-    seconds (of a round), client_seconds (CPU seconds of a client a round), kilobytes (payload a round).
+    seconds (of a round), client_seconds (CPU seconds of a client a round), kilobytes (payload a round),
+    plan_trace (of MFedPBA's transport plans, 1: classes are matched with themselves), from_one, from_two, from_few
+    (share of prototypes that are means of one, two, fewer than five samples).
     """
     from mfedpba_mpi.options import unknown
     from mfedpba_mpi.studies.tables import FORMATS, save, show_table, tabulate
@@ -302,4 +304,4 @@ def make_table(directory: Path, form: str, measure: str, saving: bool) -> None:
     else:
         click.echo(FORMATS[form][1](results), nl=False)
     if saving:
-        save(results, directory)
+        save(found, results, directory)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -40,6 +40,16 @@ def _accuracy(label: str, name: str) -> tuple[Measure, Callable[[Run], float]]:
     return Measure(f"{label} in %", larger_is_better=True, digits=2), lambda run: 100 * run.summary()[name]
 
 
+def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run], float]]:
+    """How many of the (client, class) prototypes are means of `low` to `high` training samples."""
+
+    def share(run: Run) -> float:
+        counts = run.partition["counts"]
+        return 100 * float(((counts >= low) & (counts <= high)).sum() / (counts > 0).sum())
+
+    return Measure(f"share of (client, class) prototypes made from {words}, in %", digits=2, plain=True), share
+
+
 MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
     "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five"),
     "last": _accuracy("average accuracy after the last round", "last"),
@@ -57,6 +67,13 @@ MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
         Measure("payload a round in kB, up and down together", digits=1),
         lambda run: float((run.rounds["bytes_up"] + run.rounds["bytes_down"]).sum(axis=1).mean() / 1000),
     ),
+    "plan_trace": (
+        Measure("trace of MFedPBA's transport plans (mean over modalities, last five rounds)", plain=True),
+        lambda run: float(np.nanmean(run.rounds["gw_trace"][-5:])) if "gw_trace" in run.rounds else np.nan,
+    ),
+    "from_one": _prototypes("one sample", 1, 1),
+    "from_two": _prototypes("two samples", 2, 2),
+    "from_few": _prototypes("fewer than five samples", 1, 4),
 }
 
 
@@ -105,9 +122,19 @@ def tabulate(study: Study, directory: Path, measure: str = "") -> Results:
     if name not in MEASURES:
         raise unknown("measure", name, MEASURES)
     kind, value = MEASURES[name]
-    loaded = [(place, run) for place in study.places() if (run := load_ended(directory / place.path))]
-    found = [(place, value(run) if run.status == COMPLETE else np.nan, run.remark) for place, run in loaded]
+    found = []
+    for place, run in _ended(study, directory):
+        complete, number = run.status == COMPLETE, value(run) if run.status == COMPLETE else np.nan
+        if not (complete and np.isnan(number)):  # what only some methods have is no number of the others
+            found.append((place, number, run.remark))
     return lay_out(study, found, kind)
+
+
+def _ended(study: Study, directory: Path) -> Iterator[tuple[Place, Run]]:
+    """The study's runs that are complete, or have failed."""
+    for place in study.places():
+        if run := load_ended(directory / place.path):
+            yield place, run
 
 
 def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Measure) -> Results:
@@ -303,8 +330,25 @@ FORMATS: dict[str, tuple[str, Callable[[Results], str]]] = {
 }  # fmt: skip
 
 
-def save(results: Results, directory: Path) -> None:
-    """``table.txt``, ``.md``, ``.tex`` and ``.csv`` in the study's directory."""
+def raw(study: Study, directory: Path) -> str:
+    """A line of CSV for each run that has ended: its choices, every measure, its clients' accuracies (last five)."""
+    with io.StringIO() as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*study.axes, "status", "remark", *MEASURES, "clients"])
+        for place, run in _ended(study, directory):
+            numbers: list[str] = [""] * (len(MEASURES) + 1)
+            if run.status == COMPLETE:
+                values = [value(run) for _, value in MEASURES.values()]
+                numbers = ["" if np.isnan(number) else f"{number:.6g}" for number in values]
+                clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
+                numbers.append(" ".join(f"{accuracy:.2f}" for accuracy in clients))
+            writer.writerow([*place.labels.values(), run.status, run.remark.strip(" ()"), *numbers])
+        return file.getvalue()
+
+
+def save(study: Study, results: Results, directory: Path) -> None:
+    """``table.txt``, ``.md``, ``.tex`` and ``.csv`` in the study's directory, and ``runs.csv``, see `raw`."""
     for ending, form in FORMATS.values():
         put(directory / f"table.{ending}", form(results))
-    click.echo(f"tables: {directory}/table.txt, .md, .tex, .csv")
+    put(directory / "runs.csv", raw(study, directory))
+    click.echo(f"tables: {directory}/table.txt, .md, .tex, .csv; every run: {directory}/runs.csv")

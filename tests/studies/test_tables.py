@@ -3,12 +3,14 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.studies.study import find_study
-from mfedpba_mpi.studies.tables import MEASURES, as_csv, as_latex, as_markdown, as_text, lay_out, tabulate
+from mfedpba_mpi.studies.tables import MEASURES, as_csv, as_latex, as_markdown, as_text, lay_out, raw, tabulate
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 STUDY = """
@@ -144,3 +146,34 @@ def test_the_numbers_are_those_of_the_logs(finished, tmp_path):
     assert tabulate(study, tmp_path / "study", "seconds").rows[0][1][0].mean > 0
     with pytest.raises(UserError, match="did you mean 'last_five'"):
         tabulate(study, tmp_path / "study", "lastfive")
+
+
+def test_prototypes_are_counted_by_the_samples_behind_them(finished):
+    """Five prototypes, of 1, 2, 4, 5 and 1 samples; a class without samples has none."""
+    run = replace(finished(method="local"), partition={"counts": np.array([[1, 2, 0], [4, 5, 1]])})
+    assert [MEASURES[name][1](run) for name in ("from_one", "from_two", "from_few")] == [40, 20, 80]
+
+
+def test_the_trace_is_that_of_the_last_five_rounds_and_of_the_plans_there_are(finished):
+    trace = np.array([[9.0, 9.0], [0.2, 0.4], [0.2, 0.4], [0.2, 0.4], [0.2, 0.4], [0.2, np.nan]])
+    run = finished(method="local")
+    assert MEASURES["plan_trace"][1](replace(run, rounds={"gw_trace": trace})) == pytest.approx((5 * 0.2 + 4 * 0.4) / 9)
+
+
+def test_a_measure_of_one_method_is_no_failure_of_the_others(finished, tmp_path):
+    (tmp_path / "t.toml").write_text(STUDY)
+    study = find_study(str(tmp_path / "t.toml"))
+    for place, method in zip(study.places()[::2], ("local", "fedproto", "mfedpba"), strict=False):
+        directory = tmp_path / "study" / place.path
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        finished(method=method, partition="m2").path.parent.rename(directory)
+    _, cells = tabulate(study, tmp_path / "study", "plan_trace").rows[0]
+    assert cells[:2] == [None, None]
+    assert 0 < cells[2].mean <= 1
+    first, _, third = csv.DictReader(io.StringIO(raw(study, tmp_path / "study")))
+    assert [first[name] for name in ("partition", "method", "seed", "status", "remark", "plan_trace")] == [
+        "m2", "Local", "0", "complete", "synthetic data", ""
+    ]  # fmt: skip
+    assert float(third["plan_trace"]) == pytest.approx(cells[2].mean, rel=1e-5)
+    accuracies = [float(text) for text in first["clients"].split()]
+    assert np.mean(accuracies) == pytest.approx(float(first["client_mean"]), abs=0.01)
