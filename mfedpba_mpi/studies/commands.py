@@ -282,8 +282,9 @@ def _stored(directory: Path) -> Study:
 @click.argument("directory", metavar="DIR", type=PathType)
 @click.option("--format", "form", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]")
 @click.option("--measure", default="", metavar="NAME", help="what a cell shows  [default: the study's, or last_five]")
+@click.option("--against", default="", metavar="COLUMN", help="minus that column's, seed by seed, e.g. Local")
 @click.option("--save", "saving", is_flag=True, help="store it in DIR as table.txt, .md, .tex and .csv, and runs.csv")
-def make_table(directory: Path, form: str, measure: str, saving: bool) -> None:
+def make_table(directory: Path, form: str, measure: str, against: str, saving: bool) -> None:
     """Print the table of the study in DIR: mean and deviation over seeds, best bold, second best underlined.
 
     \b
@@ -298,7 +299,7 @@ def make_table(directory: Path, form: str, measure: str, saving: bool) -> None:
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     found = _stored(directory)
-    results = tabulate(found, directory, measure)
+    results = tabulate(found, directory, measure, against)
     if form == "text":
         show_table(results)
     else:

@@ -77,6 +77,9 @@ MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
 }
 
 
+Found = tuple[Place, float, str]  # a run that has ended: its number, NaN if it has failed, and what is said of it
+
+
 @dataclass(frozen=True)
 class Cell:
     """Mean and deviation of n values (NaN where one value has none); `place` 1 is the best, 2 the second, 0 neither.
@@ -116,8 +119,12 @@ class Results:
     remark: str = ""
 
 
-def tabulate(study: Study, directory: Path, measure: str = "") -> Results:
-    """The table of the complete runs below `directory`."""
+def tabulate(study: Study, directory: Path, measure: str = "", against: str = "") -> Results:
+    """The table of the complete runs below `directory`.
+
+    `against` is the column from which the others are to be subtracted, seed by seed: runs of one seed have the same
+    clients, so the deviation is that of the methods, and not of the problems that they were given.
+    """
     name = measure or study.layout.measure
     if name not in MEASURES:
         raise unknown("measure", name, MEASURES)
@@ -127,7 +134,23 @@ def tabulate(study: Study, directory: Path, measure: str = "") -> Results:
         complete, number = run.status == COMPLETE, value(run) if run.status == COMPLETE else np.nan
         if not (complete and np.isnan(number)):  # what only some methods have is no number of the others
             found.append((place, number, run.remark))
+    if against:
+        found, kind = subtracted(study, found, against), replace(kind, label=f"{kind.label}, minus {against}'s")
     return lay_out(study, found, kind)
+
+
+def subtracted(study: Study, found: Sequence[Found], column: str) -> list[Found]:
+    """Each number minus that of the same row and seed in a column; without those that have no such other."""
+    axis = study.layout.columns
+    labels = [choice.label for choice in study.axes[axis]] if axis else []
+    if column not in labels:
+        raise unknown("against", column, labels)
+
+    def rest(place: Place) -> tuple[str, ...]:
+        return tuple(label for name, label in place.labels.items() if name != axis)
+
+    base = {rest(place): number for place, number, _ in found if place.labels[axis] == column}
+    return [(place, x - base[rest(place)], remark) for place, x, remark in found if rest(place) in base]
 
 
 def _ended(study: Study, directory: Path) -> Iterator[tuple[Place, Run]]:
@@ -137,7 +160,7 @@ def _ended(study: Study, directory: Path) -> Iterator[tuple[Place, Run]]:
             yield place, run
 
 
-def lay_out(study: Study, found: Sequence[tuple[Place, float, str]], measure: Measure) -> Results:
+def lay_out(study: Study, found: Sequence[Found], measure: Measure) -> Results:
     """The table of values, each with what must be said of it."""
     layout, shared = study.layout, {remark for *_, remark in found}
     columns = _labels(study, [layout.columns] if layout.columns else [])
