@@ -22,10 +22,11 @@ from benchmarks.common import Case, interleaved
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
-from mfedpba_mpi.federation import End, Federation, Round
+from mfedpba_mpi.federation import Federation
+from mfedpba_mpi.observing import End, Round, Start
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import Start, simulate
+from mfedpba_mpi.simulation import federate
 
 ROUNDS = 5
 
@@ -76,7 +77,7 @@ def run() -> Iterator[Case]:
         yield Case("start", "youtube", interleaved(calls, repeats=3))
         keeper = Keeper()
         with timed(Federation, "keep") as kept, timed(Checkpoints, "write") as written:
-            simulate(config, data, Comm(), [keeper], Checkpoints(data, every=1))
+            federate(config, data, Comm(), [keeper], Checkpoints(data, every=1))
         log = RunLog(data)
         log.start(keeper.begin)
         start = time.perf_counter()

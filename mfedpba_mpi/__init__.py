@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mfedpba_mpi.config import RunConfig, make_config
+    from mfedpba_mpi.config import RunConfig
+    from mfedpba_mpi.launch import simulate
     from mfedpba_mpi.records.run import Run, load_run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "RunConfig", "__version__", "load_run", "make_config"]
+__all__ = ["Run", "RunConfig", "__version__", "load_run", "simulate"]
 
-_HOMES = {"Run": "records.run", "load_run": "records.run", "RunConfig": "config", "make_config": "config"}
+_HOMES = {"Run": "records.run", "load_run": "records.run", "RunConfig": "config", "simulate": "launch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ class RunConfig:
     """A run, completely: the same values and the same store give the same bits on any number of ranks."""
 
     dataset: str = option("", "youtube, reuters, nus-wide, caltech101, mfeat, synthetic, or a FILE.h5", group=PROBLEM)
-    method: str = option("mfedpba", "the method", choices=tuple(METHODS), group=PROBLEM)
+    method: str = option("mfedpba", "the method", choices=METHODS, group=PROBLEM)
     partition: str = option(
         "", "modalities a client owns: two, one or more, one [default: m2 when K = M, m1+ beyond]",
         choices=("", "m2", "m1+", "m1"), group=PROBLEM,
@@ -57,9 +57,7 @@ class RunConfig:
     )
 
     feature_dim: int = option(48, "width d of every feature", low=2, group=CLIENTS)
-    families: tuple[str, ...] = option(
-        (), "draw extractors only from these families", choices=tuple(FAMILIES), group=CLIENTS
-    )
+    families: tuple[str, ...] = option((), "draw extractors only from these families", choices=FAMILIES, group=CLIENTS)
     init: str = option(
         "pytorch", "first weights: PyTorch's defaults (He's in convolutions), or He's in all hidden layers",
         choices=("pytorch", "he"), group=CLIENTS,
@@ -85,6 +83,14 @@ class RunConfig:
     threads: int = option(1, "torch threads a rank (bits depend on it)", low=1, group=MACHINE)
 
     params: Any = dataclasses.field(default=None, metadata={"group": None})  # the method's own, see methods.catalog
+
+    @classmethod
+    def of(cls, **settings: Any) -> RunConfig:
+        """The configuration that the command makes of these settings: what is not given is the dataset's preset.
+
+        A method's parameters are a dictionary under its name: ``RunConfig.of(dataset="mfeat", mfedpba={"tau": 1.0})``.
+        """
+        return make_config(settings)
 
     def to_json(self) -> str:
         """The whole configuration as JSON, with the method's parameters under its name."""

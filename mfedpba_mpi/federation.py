@@ -13,7 +13,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import reduce
 from operator import or_
@@ -28,6 +27,7 @@ from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.methods.base import Client, Method, Server
+from mfedpba_mpi.observing import End, Round
 from mfedpba_mpi.records.checkpoint import Kept, Saved
 from mfedpba_mpi.rng import generator
 from mfedpba_mpi.stopping import Interrupted, Stop
@@ -42,26 +42,6 @@ class Verdict(IntFlag):
     VOID = 2  # somebody has given the round up
     FAILED = 4  # that was because of an error
     SAVE = 8  # a checkpoint is due
-
-
-@dataclass
-class Round:
-    """What observers are told after a round: `values` by their name in the log's /rounds."""
-
-    t: int
-    values: dict[str, Any] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class End:
-    """What observers are told at the end."""
-
-    sha256: Sequence[str]  # of each client's final state
-    server_sha256: str
-    prototypes: Mapping[int, Mapping[str, Tensor]]  # each client's final E (|M_k|, C, d) and I (C, C)
-    news: Message  # the newest of everything the server has sent to all
-    server: Message  # what else of its state is shown
 
 
 @contextmanager

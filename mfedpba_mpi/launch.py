@@ -1,4 +1,4 @@
-"""Starting a run on this process, whatever its rank, and ending all ranks when one of them cannot go on."""
+"""Starting a run, on this process whatever its rank or in a notebook, and ending all ranks when one cannot go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mfedpba_mpi.comm.launcher import announced, check_slurm, first_on_node, given_gpus, joined, start_mpi
 from mfedpba_mpi.config import RunConfig
@@ -17,6 +17,12 @@ from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.errors import Ended, RankLost, RunError, UserError, describe_error
 from mfedpba_mpi.options import option
 from mfedpba_mpi.stopping import Stop
+
+if TYPE_CHECKING:
+    from mfedpba_mpi.comm.serial import Comm
+    from mfedpba_mpi.observing import Observer
+    from mfedpba_mpi.records.run import Run
+    from mfedpba_mpi.screen import Screen
 
 SAFETY = "Safety"
 MPI_START = 600.0  # seconds that MPI may take to start
@@ -105,23 +111,81 @@ def launch(
         raise UserError(
             "on-failure: one process has no other to go on; start several with `mpirun --with-ft ulfm -n N`"
         )
+    from mfedpba_mpi.screen import Screen
+
+    _take_part(
+        config,
+        data_dir,
+        directory,
+        comm,
+        Screen(directory, max(0, size - config.clients - 1), brief),
+        safety,
+        stop,
+        resume,
+    )
+
+
+def simulate(
+    config: RunConfig, out: str | Path = "", data_dir: str | Path = "data", *,
+    overwrite: bool = False, resume: bool = False, quiet: bool = False,
+) -> Run:  # fmt: skip
+    """Run `config` in this process, without MPI, and read its log: the bits of the command with the same settings.
+
+    Parameters
+    ----------
+    config : made by `RunConfig.of`.
+    out : the run's directory  [default: runs/<dataset>-<partition>-<method>-s<seed>].
+    data_dir : where feature stores are kept.
+    overwrite : replace a run that is already there.
+    resume : go on with the run that is there, if one is; a complete one is read.
+    quiet : show nothing.
+    """
+    import torch
+
+    from mfedpba_mpi.comm.serial import Comm
+    from mfedpba_mpi.config import fit_to_data
+    from mfedpba_mpi.data.sources import describe
+    from mfedpba_mpi.records.run import load_run
+    from mfedpba_mpi.resuming import status_of_same
+    from mfedpba_mpi.screen import Screen
+
+    if config.params is None:
+        raise UserError("config: make it by RunConfig.of(dataset=..., ...), which fills in what is not given")
+    config = fit_to_data(config, describe(config, Path(data_dir)))
+    directory = Path(out or Path("runs") / config.run_name)
+    if not (resume and status_of_same(directory, config) == "complete"):
+        claim(directory, overwrite or resume)
+        screen, threads = None if quiet else Screen(directory), torch.get_num_threads()
+        try:
+            _take_part(config, Path(data_dir), directory, Comm(), screen, Safety(), Stop(), resume)
+        finally:
+            torch.set_num_threads(threads)
+    return load_run(directory)
+
+
+def _take_part(
+    config: RunConfig, data_dir: Path, directory: Path, comm: Comm, screen: Screen | None, safety: Safety, stop: Stop,
+    resume: bool,
+) -> None:  # fmt: skip
+    """A rank's part of a run, with its log, its checkpoints and its lock; what ends it early is in the log."""
     from mfedpba_mpi.records.checkpoint import Checkpoints
     from mfedpba_mpi.records.lock import locked
     from mfedpba_mpi.records.runlog import RunLog
-    from mfedpba_mpi.screen import Screen
-    from mfedpba_mpi.simulation import simulate
+    from mfedpba_mpi.simulation import federate
 
     checkpoints = Checkpoints(directory, safety.checkpoint_every, safety.checkpoint_minutes)
-    log, screen = RunLog(directory), Screen(directory, max(0, size - config.clients - 1), brief)
+    log = RunLog(directory)
+    observers: list[Observer] = [log, screen] if screen else [log]
     with ExitStack() as stack:
         if comm.is_server:
             stack.enter_context(locked(directory))
             if not resume:
                 checkpoints.clear()
         try:
-            simulate(config, data_dir, comm, [log, screen], checkpoints, stop, safety.on_failure == "continue")
+            federate(config, data_dir, comm, observers, checkpoints, stop, safety.on_failure == "continue")
         except BaseException as error:
-            screen.stop()
+            if screen:
+                screen.stop()
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             with suppress(RunError):  # the disk may be full, and `error` says so
                 log.abandon(getattr(error, "status", status), describe_error(error))

@@ -8,7 +8,7 @@ import functools
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from mfedpba_mpi.errors import UserError
@@ -23,11 +23,14 @@ def option(
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
-    choices: Iterable[str] = (),
+    choices: Collection[str] = (),
     group: str = "",
 ) -> Any:
-    """A dataclass field that knows its meaning and its range (low <= value <= high, value > above)."""
-    metadata = {"help": help, "low": low, "above": above, "high": high, "choices": tuple(choices), "group": group}
+    """A dataclass field that knows its meaning and its range (low <= value <= high, value > above).
+
+    `choices` are looked at when a value is checked: what is added to a catalog later is one of them.
+    """
+    metadata = {"help": help, "low": low, "above": above, "high": high, "choices": choices, "group": group}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -13,11 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mfedpba_mpi.console import bytes_of, console, table
-from mfedpba_mpi.federation import End, Round
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import Architecture
+from mfedpba_mpi.observing import End, Round, Start
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
-from mfedpba_mpi.simulation import Start
 
 _QUIET_SECONDS = 15.0  # between two lines where there is no terminal
 
@@ -32,7 +31,7 @@ class Screen:
     brief : no table at the end.
     """
 
-    def __init__(self, directory: Path, spare: int, brief: bool = False):
+    def __init__(self, directory: Path, spare: int = 0, brief: bool = False):
         self.directory, self.spare, self.brief = directory, spare, brief
         self.console = console()
         self.bar: Progress | None = None

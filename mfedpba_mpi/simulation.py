@@ -1,6 +1,6 @@
 """The round loop. Read this file to understand the program.
 
-Every rank runs `simulate`: rank 0 is the server (and everything else, when it is alone), the others train their
+Every rank runs `federate`: rank 0 is the server (and everything else, when it is alone), the others train their
 clients. A round is in `federation.py`, what the method does in `methods/`, how messages travel in `comm/`, every side
 effect but checkpoints in the observers.
 """
@@ -8,52 +8,26 @@ effect but checkpoints in the observers.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from mfedpba_mpi.comm.devices import set_up
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.data.partition import Partition
 from mfedpba_mpi.data.shards import read_clients
 from mfedpba_mpi.data.store import FeatureStore
 from mfedpba_mpi.errors import Ended, RankLost, UserError, describe_error
-from mfedpba_mpi.federation import End, Federation, Round, Verdict
-from mfedpba_mpi.methods.base import Problem
+from mfedpba_mpi.federation import Federation, Verdict
 from mfedpba_mpi.methods.catalog import load_method
+from mfedpba_mpi.observing import Observer, Start
 from mfedpba_mpi.preparing import cost, prepare
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
 
 
-@dataclass(frozen=True)
-class Start:
-    """What observers are told before the first round."""
-
-    problem: Problem
-    partition: Partition
-    store: FeatureStore
-    ranks: Sequence[Sequence[int]]
-    environment: Mapping[str, object]
-    seconds: float  # since `simulate` began, until the slowest rank was ready
-    finished: int = 0  # rounds, where the run goes on from a checkpoint
-    log: Path | None = None  # of these rounds
-
-
-class Observer(Protocol):
-    """Someone on rank 0 who watches: the log, the screen."""
-
-    def start(self, start: Start) -> None: ...
-    def round(self, result: Round) -> None: ...
-    def warn(self, words: str) -> None: ...
-    def end(self, end: End) -> None: ...
-
-
-def simulate(
+def federate(
     config: RunConfig,
     data_dir: Path,
     comm: Comm,
@@ -74,7 +48,7 @@ def simulate(
     watching = observers if comm.is_server else ()
     while True:
         try:
-            return _simulate(config, data_dir, comm, watching, checkpoints, stop or Stop())
+            return _federate(config, data_dir, comm, watching, checkpoints, stop or Stop())
         except RankLost:
             if not (recovers and checkpoints):
                 raise
@@ -86,7 +60,7 @@ def simulate(
                 observer.warn(f"died: rank {who}; going on from the last checkpoint with {comm.size} ranks")
 
 
-def _simulate(
+def _federate(
     config: RunConfig,
     data_dir: Path,
     comm: Comm,

@@ -25,7 +25,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.export import export
 from mfedpba_mpi.records.run import open_image, seal
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from mfedpba_mpi.simulation import federate
 
 FRAMES = {
     "rounds": "rounds_frame", "clients_rounds": "frame", "clients": "clients_frame", "modalities": "modalities_frame"
@@ -214,7 +214,7 @@ def test_runs_that_have_not_ended_are_written_as_far_as_they_have_come(tiny, tmp
     for t in (0, 2):
         (tmp_path / f"to{t}").mkdir()
         with pytest.raises(ZeroDivisionError):
-            simulate(tiny(), tmp_path, Comm(), [RunLog(tmp_path / f"to{t}"), Stopper(t)])
+            federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path / f"to{t}"), Stopper(t)])
     call(tmp_path / "to0", "--csv", tmp_path / "a", "--parquet", tmp_path / "a", "--tensorboard", tmp_path / "a")
     call(tmp_path / "to0", tmp_path / "to2", "--csv", tmp_path / "b", "--tensorboard", tmp_path / "b")
     assert len(pd.read_csv(tmp_path / "a/rounds.csv")) == 0

@@ -1,8 +1,8 @@
 """The numbers of docs/results.md from the runs behind them: ``python docs/results/make.py RUNS``.
 
 RUNS/NAME holds the runs of the study NAME.toml that is beside this file. Of every study that is there come its raw
-numbers NAME.csv, its figures NAME-*.png, and its tables in results.md and clients.md, each between two lines
-``<!-- NAME MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client, and a column
+numbers NAME.csv, its figures NAME-*.png, and its tables in results.md and clients.md, each between the lines
+``<!-- NAME MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; a column
 may follow that is subtracted, see ``study table --against``. What is not there stays as it is.
 """
 

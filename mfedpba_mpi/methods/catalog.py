@@ -219,4 +219,13 @@ def make_params(
 
 def load_method(name: str) -> type[Method]:
     """The class that implements a method of the catalog."""
-    return import_module(f"mfedpba_mpi.methods.{name}").METHOD
+    return _REGISTERED.get(name) or import_module(f"mfedpba_mpi.methods.{name}").METHOD
+
+
+_REGISTERED: dict[str, type[Method]] = {}
+
+
+def register(params: type[Parameters], method: type[Method]) -> None:
+    """Make a method of your own known, by the name of its parameters' class in lower case; see examples/."""
+    name = params.__name__.lower()
+    METHODS[name], _REGISTERED[name] = params, method

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mfedpba_mpi.data.catalog import Modality
-from mfedpba_mpi.models.architecture import Architecture, Convolution, convolutions, flat_width, image_shape
+from mfedpba_mpi.models.architecture import FAMILIES, Architecture, Convolution, convolutions, flat_width, image_shape
 from mfedpba_mpi.models.inputs import SparseRows
 
 OUTPUT_SCALE = 0.2  # of the last layer's weights under He's rule, relative to PyTorch's default
@@ -156,13 +156,24 @@ class Resmodel(Extractor):
         super().__init__(_first(modality, widths[0]), *blocks, nn.Linear(widths[-1], d))
 
 
-BUILDERS: dict[str, Callable[[Architecture, Modality, int], nn.Module]] = {
+Builder = Callable[[Architecture, Modality, int], nn.Module]
+"""``builder(architecture, modality, d)`` makes the module (B, width) -> (B, d)."""
+
+BUILDERS: dict[str, Builder] = {
     "DNN": DNN,
     "CNN1D": CNN,
     "CNN2D": CNN,
     "TextCNN": TextCNN,
     "Resmodel": Resmodel,
 }
+
+
+def register(family: str, types: str, builder: Builder) -> None:
+    """Make a family of extractors of your own known, for modalities of these types (letters of I, L, A, T).
+
+    From then on it is among those that networks are drawn from; ``--families`` says which. See examples/.
+    """
+    FAMILIES[family], BUILDERS[family] = types, builder
 
 
 def build_extractor(architecture: Architecture, modality: Modality, d: int, init: str = "pytorch") -> nn.Module:

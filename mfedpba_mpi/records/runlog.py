@@ -52,10 +52,9 @@ import torch
 
 from mfedpba_mpi import __version__
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.federation import End, Round
 from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.observing import End, Round, Start
 from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
-from mfedpba_mpi.simulation import Start
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 _FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # there for every method

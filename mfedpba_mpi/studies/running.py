@@ -38,6 +38,14 @@ from mfedpba_mpi.studies.watching import Board
 LOOK = 0.5  # seconds between two looks at the runs
 
 
+def program() -> list[str]:
+    """What starts this program again: a script with additions of its own, if that is what runs (see examples/)."""
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None) or ""
+    own = main.__spec__ is None and script.endswith(".py")
+    return [sys.executable, os.path.abspath(script)] if own else [sys.executable, "-m", "mfedpba_mpi"]
+
+
 @dataclass
 class Outcome:
     """A run that has come to an end here: how, and after how many seconds."""
@@ -100,8 +108,7 @@ class Runner:
         """The command that runs it."""
         ranks = [*shlex.split(self.launcher), "-n", str(planned.ranks)] if planned.ranks > 1 else []
         out, data = str(self.directory / planned.path), str(self.data_dir)
-        program = [sys.executable, "-m", "mfedpba_mpi", "run", *planned.arguments]
-        return [*ranks, *program, "--data-dir", data, "--out", out, "--resume"]
+        return [*ranks, *program(), "run", *planned.arguments, "--data-dir", data, "--out", out, "--resume"]
 
     def _execute(self, planned: Planned) -> Outcome:
         """Run it to its end, in a thread that does nothing but wait for it."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.studies.running import program
 
 SCRIPTS = "slurm"  # in a study's directory: scripts and what the jobs print
 RESTARTS = 100  # times that an element queues itself again
@@ -113,8 +114,8 @@ class Submission:
         """The program in the environment that this process has; `envs/run` where that has made it."""
         prefix = Path(sys.prefix)
         if (prefix / "made-by-envs-run").is_file():
-            return [str(prefix.parent / "envs" / "run"), "mfedpba-mpi"]
-        return [sys.executable, "-m", "mfedpba_mpi"]
+            return [str(prefix.parent / "envs" / "run"), *program()]
+        return program()
 
     def _head(self, what: str, options: list[str]) -> list[str]:
         flavour = os.environ.get("MFEDPBA_MPI")

@@ -28,7 +28,7 @@ from mfedpba_mpi.data.sources import describe as describe_dataset
 from mfedpba_mpi.data.store import FeatureStore, write_store
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from mfedpba_mpi.simulation import federate
 from tests.data.readers import matfiles
 
 N = 40
@@ -229,7 +229,7 @@ def run_briefly(directory: Path) -> Path:
     config = fit_to_data(config, describe_dataset(config, directory))
     out = directory / "run"
     out.mkdir()
-    simulate(config, directory / "data", Comm(), [RunLog(out)], Checkpoints(out, every=1))
+    federate(config, directory / "data", Comm(), [RunLog(out)], Checkpoints(out, every=1))
     return out
 
 

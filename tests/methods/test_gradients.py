@@ -18,7 +18,7 @@ from mfedpba_mpi.methods.training import GradientNorm
 from mfedpba_mpi.preparing import prepare
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from mfedpba_mpi.simulation import federate
 from tests.methods.hand import CPU, Data
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_has_the_same_gradients_and_plans(tiny, finished, tmp
     directory.mkdir()
     for rounds in (2, 4):
         config = tiny(**{**SETTINGS, "rounds": rounds})
-        simulate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        federate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
     assert_same(finished(method="mfedpba", **SETTINGS), load_run(directory))
 
 
@@ -185,7 +185,7 @@ def test_the_plans_of_a_finished_run_are_in_its_checkpoint(tiny, tmp_path):
     directory.mkdir()
     runs = []
     for _ in range(2):  # the second time there is nothing left to do but the end
-        simulate(tiny(**SETTINGS), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        federate(tiny(**SETTINGS), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
         runs.append(load_run(directory))
     assert_same(*runs)
 
@@ -199,8 +199,8 @@ def test_three_ranks_have_the_gradients_and_plans_of_one_process(tiny, tmp_path)
     parallel, serial = tmp_path / "parallel", tmp_path / "serial"
     for directory in (parallel, serial):
         directory.mkdir()
-    simulate(config, tmp_path, comm, [RunLog(parallel)])
+    federate(config, tmp_path, comm, [RunLog(parallel)])
     if comm.is_server:
-        simulate(config, tmp_path, Comm(), [RunLog(serial)])
+        federate(config, tmp_path, Comm(), [RunLog(serial)])
         assert_same(load_run(parallel), load_run(serial))
     comm.barrier()

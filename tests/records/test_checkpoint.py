@@ -18,7 +18,7 @@ from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.records import checkpoint
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from mfedpba_mpi.simulation import federate
 from mfedpba_mpi.stopping import SIGNALS, Stop
 
 
@@ -50,7 +50,7 @@ def interrupted(tiny, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Client, "epoch", signalled)
             with pytest.raises(Ended, match=f"stopped by SIGUSR1 after round {t - 1}") as end:
-                simulate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory), stop)
+                federate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory), stop)
         assert (end.value.status, end.value.exit_code) == ("interrupted", 75)
         return directory
 
@@ -58,7 +58,7 @@ def interrupted(tiny, tmp_path, monkeypatch):
 
 
 def go_on(config, data, directory):
-    simulate(config, data, Comm(), [RunLog(directory)], Checkpoints(directory))
+    federate(config, data, Comm(), [RunLog(directory)], Checkpoints(directory))
     return load_run(directory)
 
 
@@ -118,7 +118,7 @@ def saved(tiny, tmp_path):
     """A run of three rounds with a checkpoint after each: (its configuration, its directory)."""
     directory = tmp_path / "saved"
     directory.mkdir()
-    simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+    federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
     return tiny(), directory
 
 
@@ -142,7 +142,7 @@ def test_extending_harmony_keeps_its_stages(tiny, finished, tmp_path):
     config = tiny(method="harmony", rounds=3)
     run = tmp_path / "harmony"
     run.mkdir()
-    simulate(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    federate(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
     longer = extended(config, 6)
     assert longer.params.stage1_rounds == 2
     assert_same(finished(method="harmony", rounds=6, harmony={"stage1_rounds": 2}), go_on(longer, tmp_path, run))
@@ -196,7 +196,7 @@ def test_other_data_are_refused(saved, tiny, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with pytest.raises(UserError, match=r"is not the data that the run was begun with .* --data-dir"):
-        simulate(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
+        federate(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
 
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished, tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_save", full)
         with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is safe"):
-            simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+            federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
     assert [path.name for path in (directory / "checkpoints").iterdir()] == ["round-00000001"]
     assert len(load_run(directory).rounds["accuracy"]) == 2
     assert_same(finished(), go_on(tiny(), tmp_path, directory))
@@ -231,7 +231,7 @@ def test_a_failing_round_leaves_a_checkpoint_of_the_last_good_one(tiny, finished
     with monkeypatch.context() as patch:
         patch.setattr(Client, "prototypes", spoilt)
         with pytest.raises(Ended, match="client 2, round 3: prototypes E are not finite") as end:
-            simulate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+            federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
     assert (end.value.status, end.value.exit_code) == ("failed", 1)
     assert len(load_run(directory).rounds["accuracy"]) == 2
     assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 2

@@ -15,7 +15,7 @@ from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import simulate
+from mfedpba_mpi.simulation import federate
 
 
 class Watcher:
@@ -44,7 +44,7 @@ def test_the_log_can_be_read_while_it_grows(tiny, tmp_path):
         def end(self, end):
             self.other.communicate("")
 
-    simulate(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Reader()])
+    federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Reader()])
     assert seen == [("running", 1), ("running", 2), ("running", 3)]
     assert load_run(tmp_path).status == "complete"
 
@@ -74,7 +74,7 @@ def test_an_abandoned_run_says_why_and_a_finished_one_stays_complete(tiny, tmp_p
     log.abandon("failed", "before it began")
     assert not (tmp_path / "run.h5").exists()
     with pytest.raises(ZeroDivisionError):
-        simulate(tiny(), tmp_path, Comm(), [log, Failing()])
+        federate(tiny(), tmp_path, Comm(), [log, Failing()])
     log.abandon("failed", "division by zero")
     log.abandon("interrupted", "too late")
     run = load_run(tmp_path)
@@ -91,7 +91,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_rounds_before(tiny, tmp_path, 
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(RunError, match=r"cannot write .*run\.h5: No space left on device"):
-        simulate(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Filling()])
+        federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Filling()])
     assert len(load_run(tmp_path).rounds["accuracy"]) == 2
 
 

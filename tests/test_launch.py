@@ -1,0 +1,78 @@
+"""A run from Python: five lines, the bits of the command, and nothing of the session changed."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mfedpba_mpi import RunConfig, load_run, simulate
+from mfedpba_mpi.errors import UserError
+
+SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
+
+
+@pytest.fixture
+def config():
+    return RunConfig.of(**SETTINGS, mfedpba={"lambda_1": 0.5})
+
+
+def test_a_run_has_the_bits_of_the_command(config, tmp_path, command, capsys):
+    run = simulate(config, tmp_path / "python", tmp_path / "data")
+    assert "MFedPBA: average accuracy (synthetic data)" in capsys.readouterr().out
+    line = "--dataset synthetic --samples 120 --classes 3 --dims 6,10 --feature-dim 8 --rounds 2 --lambda-1 0.5"
+    done = command(*line.split(), "--out", "command")
+    assert done.returncode == 0, done.stderr
+    there = load_run(tmp_path / "command")
+    assert run.status == "complete"
+    assert run.final["client_sha256"] == there.final["client_sha256"]
+    assert run.final["server_sha256"] == there.final["server_sha256"]
+    assert run.attributes["config"] == there.attributes["config"]
+
+
+def test_threads_and_signals_of_the_session_stay_as_they_are(tmp_path):
+    """In a process of its own, with as many threads as torch likes."""
+    program = f"""
+import signal, torch
+from mfedpba_mpi import RunConfig, simulate
+torch.set_num_threads(2)
+before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+run = simulate(RunConfig.of(**{SETTINGS!r}), quiet=True)
+assert torch.get_num_threads() == 2
+assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+print(run.final["server_sha256"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    here = simulate(RunConfig.of(**SETTINGS), tmp_path / "here", tmp_path / "data", quiet=True)
+    assert done.stdout.strip() == here.final["server_sha256"]
+
+
+def test_quiet_says_nothing(config, tmp_path, capsys):
+    simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_that_is_there_is_kept_resumed_or_replaced_as_asked(config, tmp_path):
+    first = simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
+    with pytest.raises(UserError, match="holds a run already"):
+        simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
+    again = simulate(config, tmp_path / "out", tmp_path / "data", resume=True, quiet=True)
+    assert again.attributes["started"] == first.attributes["started"]
+    replaced = simulate(config, tmp_path / "out", tmp_path / "data", overwrite=True, quiet=True)
+    assert replaced.final["client_sha256"] == first.final["client_sha256"]
+    longer = RunConfig.of(**{**SETTINGS, "rounds": 3}, mfedpba={"lambda_1": 0.5})
+    with pytest.raises(UserError, match="begun with other settings: rounds is 2, not 3"):
+        simulate(longer, tmp_path / "out", tmp_path / "data", resume=True)
+
+
+def test_an_error_is_in_the_log_and_goes_on_to_the_caller(tmp_path):
+    with pytest.raises(Exception, match="not finite"):
+        simulate(RunConfig.of(**SETTINGS, lr=1e30), tmp_path / "out", tmp_path / "data", quiet=True)
+    assert load_run(tmp_path / "out").status == "failed"
+
+
+def test_a_configuration_without_the_dataset_s_settings_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"RunConfig\.of"):
+        simulate(RunConfig(dataset="mfeat"), tmp_path / "out")
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,71 @@
+"""Imports point one way: a module knows of those below it, and of its own layer, and nothing above it knows of MPI."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "mfedpba_mpi"
+
+# From the bottom up; a name stands for a module, or for all modules of a package that are not named themselves.
+LAYERS = [
+    ["errors", "rng", "stopping"],
+    ["options"],
+    ["data.catalog"],
+    ["models.architecture", "methods.catalog"],  # what there is, without torch
+    ["config"],
+    ["comm"],
+    ["console"],
+    ["data"],
+    ["models", "alignment"],
+    ["methods"],
+    ["observing", "preparing"],
+    ["records"],
+    ["federation"],
+    ["simulation", "screen", "resuming", "planning"],
+    ["launch"],
+    ["studies"],
+    ["drawing", "report", "watch", "export"],
+    ["click_settings"],
+    ["cli"],
+    ["__main__"],
+]
+HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path != PACKAGE / "__init__.py"
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """All modules that a file imports, wherever in it, but for those that only type checkers see."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.ImportFrom):
+                yield inner.module or ""
+            elif isinstance(inner, ast.Import):
+                yield from (alias.name for alias in inner.names)
+
+
+def height(module: str) -> int:
+    while module not in HEIGHT:
+        module, dot, _ = module.rpartition(".")
+        assert dot, f"{module} has no place in LAYERS"
+    return HEIGHT[module]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_nothing_from_above(module):
+    others = [
+        name.removeprefix("mfedpba_mpi.") for name in imported(MODULES[module]) if name.startswith("mfedpba_mpi.")
+    ]
+    assert [name for name in others if height(name) > height(module)] == []
+
+
+def test_only_comm_imports_mpi4py():
+    users = {module.partition(".")[0] for module, path in MODULES.items() if any("mpi4py" in n for n in imported(path))}
+    assert users == {"comm"}
