@@ -26,7 +26,7 @@ DATASETS = [*CATALOG, "synthetic", "reuters_1200", "some/where.h5", "some/synthe
 ODD = [
     2**63, -(2**63) - 1, 10**400, -(10**400), [10**400], float("inf"), float("nan"), 0, 0.0, 1.0, 1.5,
     "9" * 5000, "1e999", "nan", "-inf", "0x10", "", ",", "a\nb", ["a\nb"], "true", {"rec": 1}, {"DNN": 1}, [[1]],
-    datetime.date(2026, 1, 1), datetime.time(12), datetime.datetime(2026, 1, 1),
+    datetime.date(2026, 1, 1), datetime.time(12), datetime.datetime(2026, 1, 1),  # noqa: DTZ001
 ]  # fmt: skip
 WILD = st.sampled_from(ODD) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -51,7 +51,7 @@ def _proper_item(cls: type, name: str, kind: type) -> st.SearchStrategy:
     if kind is bool:
         return st.booleans()
     if kind is str:
-        return st.sampled_from(spec["choices"])
+        return st.sampled_from(list(spec["choices"]))
     if kind is int:
         return st.integers(spec["low"], spec["high"] if spec["high"] is not None else 2**63 - 1)
     low, open_below = (spec["low"], False) if spec["low"] is not None else (spec["above"], True)

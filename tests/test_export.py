@@ -183,9 +183,9 @@ def test_names_out_of_files_are_text_wherever_they_go(made, tmp_path):
     run = moved(made(), tmp_path / directory, dataset=dataset, modalities=views)
     call(run.path, "--csv", tmp_path / "t", "--parquet", tmp_path / "t", "--tensorboard", tmp_path / "tb")
     shown = '=<b>"a",  $x_1$%|`* [1m é'
-    for table in FRAMES:
+    for table, frame in FRAMES.items():
         for data in (pd.read_csv(tmp_path / f"t/{table}.csv"), pd.read_parquet(tmp_path / f"t/{table}.parquet")):
-            assert len(data) == len(getattr(run, FRAMES[table])())
+            assert len(data) == len(getattr(run, frame)())
             assert set(data["dataset"]) == {shown}
             assert set(data["run"]) == {directory}
     assert set(pd.read_csv(tmp_path / "t/modalities.csv")["modality"]) == {'a"b,c', "<script>", "x/../y "}

@@ -52,7 +52,7 @@ def check_slurm(clients: int) -> None:
             f"srun started one task, but this run has a server and {clients} clients: ask for --ntasks={clients + 1} "
             "(fewer ranks share the clients), or leave srun out to run everything in one process"
         )
-    tasks = int(os.environ.get("SLURM_NTASKS", 1))
+    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
     if tasks > 1:
         raise UserError(
             f"this job has {tasks} tasks, but one process was started, and the others would idle: use `mpirun -n "
@@ -102,7 +102,7 @@ def start_mpi() -> None:
 def _apart(library: str) -> UserError:
     """What to do where `library` does not see the ranks that the launcher started."""
     started = announced()[1]
-    name = " ".join(library.split("\n")[0].split(",")[0].replace("Version:", "").split())
+    name = " ".join(library.split("\n", maxsplit=1)[0].split(",", maxsplit=1)[0].replace("Version:", "").split())
     who = f"ranks, but {name}, which mpi4py uses, does not find them"
     if by_mpirun():
         return UserError(

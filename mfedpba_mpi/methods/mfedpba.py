@@ -9,7 +9,7 @@ Up go the feature prototypes E_k^m and the logit prototypes I_k, down come the g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -204,7 +204,7 @@ class MFedPBAServer(Server):
         """
         P = self.autoencoder(batch.E)
         P_G = batch.average(P)
-        terms = {
+        terms: dict[str, Callable[[], Tensor]] = {
             "rec": lambda: reconstruction_loss(P, batch.E, batch.rows, uploads),
             "con": lambda: contrastive_loss(P_G, batch.present, self.params.tau),
             "align": lambda: self.alignment(P_G, batch.present, I_G),

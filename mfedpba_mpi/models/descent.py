@@ -72,6 +72,8 @@ def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class LinearPass(Pass):
+    """y = x W^T + b."""
+
     def __init__(self, layer: nn.Linear):
         self.W, self.b = layer.weight.detach(), layer.bias.detach()
         self.W_t = self.W.t()
@@ -104,6 +106,8 @@ class SparseLinearPass(Pass):
 
 
 class ReLUPass(Pass):
+    """In place, forth and back."""
+
     learns = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,6 +119,8 @@ class ReLUPass(Pass):
 
 
 class ConvolutionPass(Pass):
+    """By oneDNN, but for small images on the way back."""
+
     def __init__(self, layer: nn.Conv2d):
         self.W, self.b = layer.weight.detach(), layer.bias.detach()  # type: ignore[union-attr]
         self.stride, self.padding = layer.stride, layer.padding
@@ -133,6 +139,8 @@ class ConvolutionPass(Pass):
 
 
 class MaxPoolPass(Pass):
+    """Keeps where the largest was."""
+
     learns = False
 
     def __init__(self, layer: nn.MaxPool2d):
@@ -148,6 +156,8 @@ class MaxPoolPass(Pass):
 
 
 class FlatPass(Pass):
+    """A view, forth and back."""
+
     learns = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,6 +169,8 @@ class FlatPass(Pass):
 
 
 class FoldPass(Pass):
+    """Inputs as images; nobody is further on."""
+
     learns = False
 
     def forward(self, x: Tensor | SparseRows) -> Tensor:
@@ -186,6 +198,8 @@ class ParallelPass(Pass):
 
 
 class BatchNormPass(Pass):
+    """By the batch's own mean and variance, as in training."""
+
     def __init__(self, layer: nn.BatchNorm1d):
         self.w, self.b = layer.weight.detach(), layer.bias.detach()
         self.running = (layer.running_mean, layer.running_var)
@@ -206,6 +220,8 @@ class BatchNormPass(Pass):
 
 
 class ResidualPass(Pass):
+    """skip(x) + branch(x)."""
+
     def __init__(self, block: ResidualBlock):
         self.branch = Chain(block.branch)
         self.skip = None if isinstance(block.skip, nn.Identity) else LinearPass(block.skip)

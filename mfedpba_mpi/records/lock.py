@@ -79,6 +79,7 @@ def _taken(path: Path, owner: dict[str, object], hint: str = "") -> UserError:
 
 
 def owner_of(path: Path) -> dict[str, object]:
+    """Who wrote a lock: host, process and since when; nothing where it does not say."""
     try:
         owner = json.loads(path.read_bytes())
         return {"host": str(owner["host"])[:100], "pid": int(owner["pid"]), "since": str(owner["since"])[:30]}

@@ -92,7 +92,9 @@ def _panels(cells: Mapping[str, Mapping[str, Sequence[Run]]], ranked: bool = Fal
     return drawing
 
 
-def _draw_groups(axes: Axes, groups: Mapping[str, Sequence[Run]], looks: Mapping[str, dict[str, Any]]) -> dict:
+def _draw_groups(
+    axes: Axes, groups: Mapping[str, Sequence[Run]], looks: Mapping[str, dict[str, Any]]
+) -> dict[str, float]:
     """Draw the lines; the last accuracy of each."""
     last: dict[str, float] = {}
     for i, (name, runs) in enumerate(groups.items()):

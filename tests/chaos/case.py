@@ -106,8 +106,8 @@ def _draw_cards(rng: random.Random, seed: int, number: int) -> list[Card]:
     """The faults of a case: the first ones of all cases together go through all kinds and all points."""
     kind, point = _deal(DECK, seed, number), _deal(list(POINTS), seed, number)
     cards = [(kind, point)]
-    for _ in range(rng.choices((0, 1, 2, 3), (50, 25, 15, 10))[0]):
-        cards.append((rng.choice(DECK), rng.choice(list(POINTS)) if rng.random() < 0.3 else ""))
+    more = rng.choices((0, 1, 2, 3), (50, 25, 15, 10))[0]
+    cards += [(rng.choice(DECK), rng.choice(list(POINTS)) if rng.random() < 0.3 else "") for _ in range(more)]
     if point == "restore":  # there must be something to restore
         cards.insert(0, (rng.choice(("kill", "usr1")), "evaluation"))
     return cards[:4]

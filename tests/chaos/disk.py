@@ -73,15 +73,16 @@ def differences(run: Run, reference: Run, whole: bool) -> list[str]:
             found.append(f"/rounds/{name} is in one of them only")
         elif not _same(run.rounds[name], reference.rounds[name][:length]):
             found.append(f"/rounds/{name}")
+    parts = {"partition": (run.partition, reference.partition)}
     if whole:
-        for name in sorted({*run.final, *reference.final}):
-            if not _same(run.final.get(name), reference.final.get(name)):
-                found.append(f"/final/{name}")
+        parts["final"] = (run.final, reference.final)
     ignored = {"rank"}  # where a client lives is not a result
-    for name in sorted({*run.partition, *reference.partition} - ignored):
-        if not _same(run.partition.get(name), reference.partition.get(name)):
-            found.append(f"/partition/{name}")
-    return found
+    return found + [
+        f"/{part}/{name}"
+        for part, (one, other) in parts.items()
+        for name in sorted({*one, *other} - ignored)
+        if not _same(one.get(name), other.get(name))
+    ]
 
 
 def _same(one: object, other: object) -> bool:

@@ -37,9 +37,12 @@ Image.preinit()
 
 @dataclass(frozen=True)
 class Kind:
-    """`make` puts a good file, or a directory of them, into a directory and returns its path; `read` reads everything
+    """A kind of file.
+
+    `make` puts a good one, or a directory of them, into a directory and returns its path; `read` reads everything
     there is in it and returns a digest of that. What we write ourselves (`ours`) is never read wrongly unnoticed.
-    Errors name the file, but for those that name a setting in it (`named`). A slow kind has a smaller `share`."""
+    Errors name the file, but for those that name a setting in it (`named`). A slow kind has a smaller `share`.
+    """
 
     make: Callable[[Path], Path]
     read: Callable[[Path], str]

@@ -13,9 +13,10 @@ import pytest
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.lock import LOCK_NAME, locked
 
-HOLD = "import sys; from pathlib import Path; from mfedpba_mpi.records.lock import locked\n" + (
-    "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-)
+HOLD = """
+import sys; from pathlib import Path; from mfedpba_mpi.records.lock import locked
+with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()
+"""
 
 
 @pytest.fixture

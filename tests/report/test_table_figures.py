@@ -14,7 +14,7 @@ from mfedpba_mpi.report.table_figures import bars, curve, heat_map, scaling
 from mfedpba_mpi.studies.tables import MEASURES, Cell, Results
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
-HOSTILE = r"_<b>$x_1$ & 100 % \alpha^2 {'q'} " "$"
+HOSTILE = r"_<b>$x_1$ & 100 % \alpha^2 {'q'} $"
 
 
 def a_table(rows, columns=("mean",), measure=ACCURACY, corner="variant", remark="", notes=()):

@@ -22,10 +22,12 @@ FORMAT = "HDF5 (.h5): views X0, X1, ... (datasets, or groups data/indices/indptr
 
 
 def recognises(path: Path) -> bool:
+    """By suffix."""
     return path.suffix in (".h5", ".hdf5")
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """The views X0, X1, ... and the labels y of an HDF5 file; `scratch` is not used."""
     with reading(path, None, None, f"expected is {FORMAT}") as file:
         if plain(file.attrs.get("format")) == STORE:
             raise UserError(f"{path} is a feature store already: `--dataset {path}` takes it as it is")

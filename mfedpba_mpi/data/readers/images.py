@@ -48,6 +48,7 @@ _stop: Event  # of a worker
 
 
 def recognises(path: Path) -> bool:
+    """A directory of directories with images."""
     try:
         return path.is_dir() and any(_images(folder) for folder in _folders(path))
     except OSError:
@@ -55,6 +56,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """HOG, GIST and LBP of every image, its directory its class; finished parts stay in `scratch`."""
     classes = {folder.name: images for folder in _folders(path) if (images := _images(folder))}
     parts = {
         scratch / _key(part): part

@@ -22,10 +22,12 @@ _NAMES = [f"mfeat-{modality.name}" for modality in _INFO.modalities]
 
 
 def recognises(path: Path) -> bool:
+    """Any of UCI's six files."""
     return bool(find(path, _NAMES))
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """UCI's six text files; `scratch` is not used."""
     files = find_all(path, _NAMES)
     views = []
     for file, modality in zip(files, _INFO.modalities, strict=True):

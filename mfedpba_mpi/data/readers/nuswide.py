@@ -40,10 +40,12 @@ _REMEDY = "every line is an image, download them again"
 
 
 def recognises(path: Path) -> bool:
+    """Any of the feature files."""
     return any(feature in _find(path) for feature in _FEATURES)
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """The four features of the images with exactly one of the ten concepts; `scratch` is not used."""
     found = _find(path)
     names = sorted(name[len("Labels_") : -len(".txt")] for name in found if name.startswith("Labels_"))
     if len(names) < _INFO.classes:

@@ -24,10 +24,12 @@ _REMEDY = "the five files must hold the same documents in the same order, downlo
 
 
 def recognises(path: Path) -> bool:
+    """Any of the five languages' files."""
     return bool(find(path, _NAMES))
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """The five languages of UCI's index of the English documents; `scratch` is not used."""
     files = find_all(path, _NAMES)
     views, labels = [], list[bytes]()
     for file, modality in zip(files, CATALOG["reuters"].modalities, strict=True):

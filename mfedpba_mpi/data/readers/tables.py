@@ -33,6 +33,7 @@ _SPARSE = {"format", "shape", "data", "indices", "indptr"}
 
 
 def recognises(path: Path) -> bool:
+    """An .npz file, or a directory of tables and one of labels."""
     if path.is_file():
         return path.suffix.lower() == ".npz"
     tables = _tables(path)
@@ -40,6 +41,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """A view for each matrix of an archive, or for each table of a directory; `scratch` is not used."""
     return _directory(path) if path.is_dir() else _archive(path)
 
 

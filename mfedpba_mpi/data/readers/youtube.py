@@ -38,10 +38,12 @@ _GAMES = 30
 
 
 def recognises(path: Path) -> bool:
+    """Any of the six families' files."""
     return bool(_find(path))
 
 
 def read(path: Path, scratch: Path) -> Source:
+    """The six families of the training, validation and test parts; `scratch` is not used."""
     found = _find(path)
     parts = [part for part in dict.fromkeys(_PARTS.values()) if part in found]
     for part in parts:
