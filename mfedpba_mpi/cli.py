@@ -21,7 +21,7 @@ from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.options import fields_of
 from mfedpba_mpi.report.commands import report
 from mfedpba_mpi.studies.commands import study
-from mfedpba_mpi.watch import watch
+from mfedpba_mpi.watch.commands import watch
 
 
 class DefaultGroup(click.Group):

@@ -26,7 +26,7 @@ LAYERS = [
     ["simulation", "screen", "resuming", "planning"],
     ["launch"],
     ["studies"],
-    ["drawing", "report", "watch", "export"],
+    ["report", "watch", "export"],
     ["click_settings"],
     ["cli"],
     ["__main__"],

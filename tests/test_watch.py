@@ -17,30 +17,25 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mfedpba_mpi import Run
-from mfedpba_mpi.drawing import bar, braille, flow, grid, spark
-from mfedpba_mpi.records import run as records
+from mfedpba_mpi import Run, load_run
 from mfedpba_mpi.records.lock import LOCK_NAME, locked
 from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
-from mfedpba_mpi.watch import (
+from mfedpba_mpi.watch.commands import find, rendered
+from mfedpba_mpi.watch.drawing import bar, braille, flow, grid, spark
+from mfedpba_mpi.watch.pictures import (
     COMPLETE,
     INTERRUPTED,
     RUNNING,
     SILENT,
     STARTING,
-    Row,
-    WatchedRun,
     average_curve,
     busy,
-    find,
     losses,
     pace_of,
-    rendered,
-    time_left,
-)
+)  # fmt: skip
+from mfedpba_mpi.watch.watched import Row, WatchedRun, time_left
 
-PROGRAM = "from mfedpba_mpi.cli import cli, main; from mfedpba_mpi.watch import watch; cli.add_command(watch); main()"
-WATCH = [sys.executable, "-c", PROGRAM, "watch"]
+WATCH = [sys.executable, "-m", "mfedpba_mpi", "watch"]
 ARGUMENTS = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10,8", "--feature-dim", 8)
 STUDY = """
 title = "Small"
@@ -215,8 +210,7 @@ def test_validation_rows_are_said():
 def test_a_log_is_read_only_when_it_has_changed(finished, monkeypatch):
     directory = finished().path.parent
     read = []
-    load = records.load_run
-    monkeypatch.setattr(records, "load_run", lambda path: read.append(path) or load(path))
+    monkeypatch.setattr("mfedpba_mpi.watch.watched.load_run", lambda path: read.append(path) or load_run(path))
     subject = find(directory)
     subject.look()
     assert len(read) == 1
@@ -301,7 +295,7 @@ def test_a_directory_without_a_run_is_refused_with_the_fix(tmp_path):
 
 
 def test_help_loads_nothing_heavy():
-    code = "import sys, mfedpba_mpi.watch as w\nw.watch(['--help'], standalone_mode=False)\n"
+    code = "import sys, mfedpba_mpi.watch.commands as w\nw.watch(['--help'], standalone_mode=False)\n"
     code += "print([name for name in ('torch', 'mpi4py', 'h5py', 'scipy', 'rich') if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "--once" in out
