@@ -141,9 +141,8 @@ def payload_line(run: Run) -> str:
     """Payload a round, measured, beside the paper's formula K 2 C (M_k d + C)."""
     up, down = run.rounds["bytes_up"].sum(axis=1).mean(), run.rounds["bytes_down"].sum(axis=1).mean()
     line = f"payload a round: {bytes_of(up)} up, {bytes_of(down)} down"
-    if run.attributes["method"] != "mfedpba":
+    formula = run.formula_floats()
+    if formula is None:
         return line
-    C, d = run.attributes["classes"], run.attributes["config"]["feature_dim"]
-    floats = (C * (run.partition["modalities"].sum(axis=1) * d + C)) @ run.rounds["participants"].T
-    each = bytes_of(4 * floats.mean())
+    each = bytes_of(4 * (formula @ run.rounds["participants"].T).mean())
     return f"{line} (the paper's formula, own modalities both ways: {each} up, {each} down)"

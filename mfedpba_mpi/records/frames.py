@@ -25,7 +25,7 @@ import pandas as pd
 
 from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.records.run import Run, mean_of_clients
 
 OF_MODALITIES = "gw_"  # decides where K = M
 SUMMED = ("bytes_", "wire_", "seconds_")  # over clients, for a row a round
@@ -44,7 +44,7 @@ def rounds_frame(run: Run) -> pd.DataFrame:
     seen = tested >= 0
     total = np.where(seen, tested, 0).sum(axis=1)
     columns["accuracy"] = _divide(np.where(seen, correct, 0).sum(axis=1), total)
-    columns["accuracy_client_mean"] = _mean(accuracy)
+    columns["accuracy_client_mean"] = mean_of_clients(accuracy)
     columns["correct"], columns["tested"] = (
         np.where(seen.any(axis=1), np.where(seen, values, 0).sum(axis=1), -1).astype(int)
         for values in (correct, tested)
@@ -56,7 +56,7 @@ def rounds_frame(run: Run) -> pd.DataFrame:
         elif name.startswith(SUMMED):
             columns[name] = np.where(values > 0, values, 0).sum(axis=1)
         elif values.dtype.kind == "f" and name != "accuracy":
-            columns[name] = _mean(values)
+            columns[name] = mean_of_clients(values)
     return _finish(run, columns | _arrays(run))
 
 
@@ -146,12 +146,6 @@ def _of(run: Run, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
     """One of the arrays (T, K) that all logs have, but for those before their first round."""
     empty = {"accuracy": float, "participants": bool}.get(name, int)
     return arrays[name] if name in arrays else np.zeros((0, len(run.partition["modalities"])), empty)
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Over the clients that have a value."""
-    there = ~np.isnan(values)
-    return _divide(np.where(there, values, 0).sum(axis=1), there.sum(axis=1))
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -88,6 +88,13 @@ class Run:
             "client_mean_last": float(mean[-1]), "client_mean_last_five": float(mean[-5:].mean()),
         }  # fmt: skip
 
+    def formula_floats(self) -> np.ndarray | None:
+        """Floats of each client, a round and way, by the paper's C (M_k d + C); None where it is not MFedPBA."""
+        if self.attributes["method"] != "mfedpba":
+            return None
+        C, d = self.attributes["classes"], self.attributes["config"]["feature_dim"]
+        return C * (self.partition["modalities"].sum(axis=1) * d + C)
+
     def frame(self) -> pd.DataFrame:
         """A tidy data frame with a row for each round and client; `records/frames.py` says what is in the four."""
         from mfedpba_mpi.records.frames import clients_rounds_frame
@@ -111,6 +118,13 @@ class Run:
         from mfedpba_mpi.records.frames import modalities_frame
 
         return modalities_frame(self)
+
+
+def mean_of_clients(values: np.ndarray) -> np.ndarray:
+    """(T, K) -> (T,), over those that are not NaN; NaN where all are."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0).sum(axis=1)
+    return np.divide(total, known.sum(axis=1), out=np.full(len(values), np.nan), where=known.any(axis=1))
 
 
 def remark_of(runs: Iterable[Run]) -> str:

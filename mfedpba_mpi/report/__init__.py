@@ -12,9 +12,8 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "run_figures": (
-        "partition", "accuracy", "losses", "prototypes", "structures", "communication", "times", "gradients"
-    ),
+    "run_figures": ("partition", "accuracy", "losses", "communication", "times", "gradients"),
+    "prototype_figures": ("prototypes", "structures"),
     "study_figures": ("convergence", "panels", "client_table", "figures_of"),
     "table_figures": ("bars", "heat_map", "curve", "scaling"),
     "style": ("save", "svg", "styled"),

@@ -11,7 +11,7 @@ import numpy as np
 from mfedpba_mpi.console import duration
 from mfedpba_mpi.options import flat
 from mfedpba_mpi.records.run import Run, load_run, remark_of
-from mfedpba_mpi.report import run_figures, study_figures
+from mfedpba_mpi.report import prototype_figures, run_figures, study_figures
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.screen import client_rows, payload_line
 from mfedpba_mpi.studies.state import overview, state_of
@@ -88,7 +88,7 @@ def runs_page(runs: Sequence[Run]) -> Page:
     _client_table(page, "clients", "Accuracy of each client in %", groups)
     if all("E" in run.final for run in runs[:2]):
         page.section("Prototypes")
-        page.figure("prototypes", "Feature prototypes", run_figures.prototypes(*runs[:2]))
+        page.figure("prototypes", "Feature prototypes", prototype_figures.prototypes(*runs[:2]))
     page.section("Runs")
     rows = [[name, str(run.path.parent), run.status, run.attributes["seed"]] for name in groups for run in groups[name]]
     page.table("runs", "Runs", ["", "directory", "status", "seed"], rows)

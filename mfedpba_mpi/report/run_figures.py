@@ -1,4 +1,4 @@
-"""Figures of one run, finished or still going: who has what, how it went, what was learnt, what it cost.
+"""Figures of one run, finished or still going: who has what, how it went, what it cost.
 
 Every public function takes a run and returns a figure, or raises `NoData`, which says what the run lacks.
 """
@@ -7,35 +7,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from mfedpba_mpi.data.catalog import CATALOG, Modality
-from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import Architecture, weights
-from mfedpba_mpi.records.run import Run
-from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, PALETTE, colour, figure, label, mark, marker, new
+from mfedpba_mpi.records.run import Run, mean_of_clients
+from mfedpba_mpi.report.prototype_figures import prototypes, structures
+from mfedpba_mpi.report.style import (
+    COLUMN,
+    GREY,
+    PAGE,
+    PALETTE,
+    NoData,
+    colour,
+    figure,
+    label,
+    mark,
+    modalities,
+    new,
+    outside,
+)
 
 NAMED = 24  # clients that get a curve of their own; more of them are bands of quantiles
 BANDS = ((0.0, 1.0, "all clients"), (0.1, 0.9, "80% of them"), (0.25, 0.75, "50% of them"))
 ACROSS, COLUMNS = 50, 200  # bubbles beside each other; in all
-POINTS = 1000  # that t-SNE gets; more take long and say no more
 RANKS = 64  # with a bar of their own
-LONGEST = 24  # letters of a name
-CLASSES = (
-    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#777777",
-)  # Paul Tol's, for up to ten classes  # fmt: skip
 CLIENTS = PALETTE[:6]  # black is the average's
-
-
-class NoData(UserError):
-    """The run has not (yet) got what a figure shows."""
 
 
 @figure
@@ -50,7 +51,7 @@ def partition(run: Run) -> Figure:
     means = np.stack([part.mean(axis=0) for part in np.split(samples, range(group, K, group))])
     rows = -(-len(means) // ACROSS)
     across = -(-len(means) // rows)
-    names = _modalities(run)
+    names = modalities(run)
     width = COLUMN if across <= 12 else PAGE
     cell = min(0.3, (width - 0.5 - 0.06 * max(map(len, names))) / across)
     height = rows * (M * max(cell, 0.12) + 0.22) + 0.6
@@ -133,93 +134,6 @@ def losses(run: Run) -> Figure:
 
 
 @figure
-def prototypes(run: Run, other: Run | None = None) -> Figure:
-    """The clients' final feature prototypes E_k^m in the plane (t-SNE), beside those of another run, if given.
-
-    A point is a class (colour) of a modality (marker) of a client (small number, where there is room). Where clients
-    agree on a class, its points lie together, whoever made them. Classes a client has no samples of are left out.
-    """
-    runs = [run, *([other] if other else [])]
-    clouds = [_cloud(r) for r in runs]
-    names = list(dict.fromkeys(name for r in runs for name in r.attributes["modalities"]))
-    C = max(r.attributes["classes"] for r in runs)
-    shades = np.array(CLASSES if len(CLASSES) >= C else [colormaps["viridis"](c / (C - 1)) for c in range(C)])
-    shown = [label(name, LONGEST) for name in names]
-    beside = max(1, (48 if other else 24) // max(6, *map(len, shown)))  # names in a row of the legend
-    height = 3 + 0.14 * -(-len(names) // beside)
-    drawing, grid = new(PAGE if other else COLUMN, height, 1, len(runs), squeeze=False)
-    for axes, r, cloud in zip(grid[0], runs, clouds, strict=True):
-        place = _embedding(cloud.E)
-        few = len(place) <= 150
-        for m, name in enumerate(r.attributes["modalities"]):
-            own = cloud.modality == m
-            axes.scatter(
-                *place[own].T, 20 if few else 8, shades[cloud.label[own]], marker=marker(names.index(name)),
-                linewidths=0.2, edgecolors="white",
-            )  # fmt: skip
-        if few:
-            for point, k in zip(place, cloud.client, strict=True):
-                axes.annotate(f"{k}", point, (2.2, 1.2), textcoords="offset points", fontsize=4, color=GREY)
-        alike = len({q.attributes["label"] for q in runs}) < len(runs)
-        title = f"{r.attributes['label']} ({r.path.parent.name})" if alike else r.attributes["label"]
-        axes.set_title(label(title, 50) + cloud.remark)
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(True)
-        axes.margins(0.06)
-    if len(CLASSES) >= C:
-        dots = [Line2D([], [], color=shades[c], marker="o", linestyle="") for c in range(C)]
-        drawing.legend(dots, [f"{c}" for c in range(C)], title="class", **_outside("upper", 10))
-    else:
-        span = _colours(0, C - 1)
-        drawing.colorbar(span, ax=list(grid[0]), label="class", location="top", aspect=40, shrink=0.8)
-    kinds = [Line2D([], [], color=GREY, marker=marker(i), linestyle="") for i in range(len(names))]
-    drawing.legend(kinds, shown, **_outside("lower", beside))
-    mark(drawing, runs)
-    return drawing
-
-
-@figure
-def structures(run: Run) -> Figure:
-    """How far classes are from each other: in P_G of each modality, and in I_G, which alignment makes them resemble.
-
-    Squared Euclidean distances divided by their mean; absent classes are grey. Below, where the run has them, the
-    transport plans that match the two, row by row as shares: aligned structures have a bright diagonal.
-    """
-    if "P_G" not in run.final or "I_G" not in run.final:
-        raise NoData(f"{run.path}: no global prototypes; complete runs of MFedPBA have them")
-    final, names = run.final, _modalities(run, 10)
-    present = [*(final["P_present"] > 0), final["I_present"] > 0]
-    spaces = [_distances(X, there) for X, there in zip([*final["P_G"], final["I_G"]], present, strict=True)]
-    groups = [(list(zip([*names, "$I_G$"], spaces, strict=True)), "distance / mean")]
-    if "plan" in final:
-        shares = [plan * there.sum() for plan, there in zip(final["plan"], present, strict=False)]
-        groups.append((list(zip(names, shares, strict=True)), "share"))
-    across = min(len(spaces), 7)
-    heights = [-(-len(panels) // across) for panels, _ in groups]
-    size = min(1.2, (PAGE - 0.9) / across)
-    height = sum(heights) * (size + 0.24) + (0.15 if run.remark else 0)
-    drawing, grid = new(max(COLUMN, size * across + 0.9), height, sum(heights), across, squeeze=False)
-    for axes in grid.flat:
-        axes.set(xticks=[], yticks=[])
-        axes.set_axis_off()
-    for (panels, words), first, rows in zip(groups, np.cumsum([0, *heights]), heights, strict=False):
-        part = grid[first : first + rows]
-        highest = max((np.nanmax(value, initial=0) for _, value in panels), default=0)
-        span = _colours(0, 1 if words == "share" else min(max(highest, 1), 4))
-        for axes, (name, value) in zip(part.flat, panels, strict=False):
-            axes.imshow(value, cmap=span.cmap, norm=span.norm, interpolation="nearest")
-            axes.set_title(name, fontsize=7)
-            axes.set_axis_on()
-            axes.spines[:].set_visible(True)
-            axes.grid(False)
-        beyond = "max" if highest > 4 else "neither"
-        drawing.colorbar(span, ax=list(part.flat), label=words, aspect=12 * rows, extend=beyond)
-        part[0, 0].set_ylabel("class" if words != "share" else "class in $I_G$")
-    mark(drawing, [run])
-    return drawing
-
-
-@figure
 def communication(run: Run) -> Figure:
     """Payload of a round, all participants together, up and down, beside what the paper's formula says.
 
@@ -231,7 +145,7 @@ def communication(run: Run) -> Figure:
     up, down = (run.rounds[f"bytes_{way}"].sum(axis=1) for way in ("up", "down"))
     formula, networks = (
         np.zeros(T) if floats is None else 4 * took_part @ floats
-        for floats in (formula_floats(run), network_floats(run))
+        for floats in (run.formula_floats(), network_floats(run))
     )
     drawing, axes = new(COLUMN, 2.3)
     for words, payload, look in (
@@ -318,7 +232,7 @@ def gradients(run: Run) -> Figure:
     if not np.nanmax(values, initial=0) > 0:
         raise NoData(f"{run.path}: no gradient norms; run it with --track-gradients")
     each, rounds = _running_mean(values), np.arange(1, T + 1)
-    together = _running_mean(_mean_of_clients(values)[:, None])[:, 0]
+    together = _running_mean(mean_of_clients(values)[:, None])[:, 0]
     drawing, axes = new(COLUMN, 2.3 + 0.14 * _legend_rows(values.shape[1]))
     _curves(axes, rounds, np.where(each > 0, each, np.nan))
     axes.plot(rounds, together, **_dots(rounds), color="black", linewidth=1.8, label="all clients' mean", zorder=4)
@@ -359,14 +273,6 @@ def drawable(run: Run) -> Iterator[tuple[str, str, Figure]]:
 # ---- numbers behind the figures
 
 
-def formula_floats(run: Run) -> np.ndarray | None:
-    """Floats of each client, a round and way, by the paper's C (M_k d + C); None for methods that are not MFedPBA."""
-    if run.attributes["method"] != "mfedpba":
-        return None
-    C, d = run.attributes["classes"], run.attributes["config"]["feature_dim"]
-    return C * (run.partition["modalities"].sum(axis=1) * d + C)
-
-
 def network_floats(run: Run) -> np.ndarray | None:
     """Weights (without biases) of each client's network; None where the widths of the modalities are not known."""
     config, entry = run.attributes["config"], CATALOG.get(run.attributes["dataset"])
@@ -393,67 +299,6 @@ def busy_seconds(run: Run) -> np.ndarray:
     return busy
 
 
-@dataclass(frozen=True)
-class _Cloud:
-    """Prototypes E (N, d) of present classes with the class, modality and client of each."""
-
-    E: np.ndarray
-    label: np.ndarray
-    modality: np.ndarray
-    client: np.ndarray
-    remark: str = ""
-
-
-def _cloud(run: Run) -> _Cloud:
-    if "E" not in run.final:
-        raise NoData(f"{run.path}: no prototypes; they are in the log of a complete run")
-    E, client, modality = (run.final[name] for name in ("E", "E_client", "E_modality"))
-    there = (run.partition["counts"][client] > 0) & np.isfinite(E).all(axis=2)  # (sum |M_k|, C)
-    if not there.any():
-        raise NoData(f"{run.path}: no prototype is finite")
-    step = -(-int(there.sum()) // POINTS)
-    there &= (client % step == 0)[:, None]
-    row, c = np.nonzero(there)
-    remark = f" (one in {step} clients)" if step > 1 else ""
-    return _Cloud(E[row, c], c, modality[row], client[row], remark)
-
-
-def _embedding(X: np.ndarray) -> np.ndarray:
-    """t-SNE of X (N, d) in the plane, started at its principal components, so the same for the same X."""
-    from sklearn.manifold import TSNE
-
-    X = X - X.mean(axis=0)
-    U, s, _ = np.linalg.svd(X.astype(float), full_matrices=False)
-    start = np.zeros((len(X), 2))
-    start[:, : min(2, len(s))] = (U * s)[:, :2]
-    start *= 1e-4 / max(start[:, 0].std(), 1e-12)
-    if len(X) < 4:  # nothing to spread out
-        return start
-    method = "exact" if len(X) < 300 else "barnes_hut"
-    perplexity = min(30.0, len(X) ** 0.5)
-    tsne = TSNE(perplexity=perplexity, init=start.astype(np.float32), method=method, random_state=0, n_jobs=1)
-    return tsne.fit_transform(X.astype(np.float32))
-
-
-def _distances(X: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Squared distances of the present rows of X (C, d) divided by their mean, (C, C); NaN for the others."""
-    from scipy.spatial.distance import cdist
-
-    D = np.full((len(X), len(X)), np.nan)
-    distances = cdist(X[present], X[present], "sqeuclidean")
-    if distances.any():
-        distances /= distances.mean()
-    D[np.ix_(present, present)] = distances
-    return D
-
-
-def _mean_of_clients(values: np.ndarray) -> np.ndarray:
-    """(T, K) -> (T,), over those that are not NaN; NaN where all are."""
-    known = np.isfinite(values)
-    total = np.where(known, values, 0).sum(axis=1)
-    return np.divide(total, known.sum(axis=1), out=np.full(len(values), np.nan), where=known.any(axis=1))
-
-
 def _running_mean(values: np.ndarray) -> np.ndarray:
     """Means over rounds 1 to t of (T, K), of those that are not NaN; NaN before the first."""
     known = np.isfinite(values)
@@ -470,10 +315,6 @@ def _begun(run: Run) -> int:
     if not T:
         raise NoData(f"{run.path}: no round is finished yet")
     return T
-
-
-def _modalities(run: Run, most: int = LONGEST) -> list[str]:
-    return [label(name, most) for name in run.attributes["modalities"]]
 
 
 def _whole(axes: Any, most: int = 6) -> None:
@@ -508,18 +349,11 @@ def _legend_rows(K: int) -> int:
     return -(-(K + 1) // 4) if K <= NAMED else 2
 
 
-def _outside(side: str, columns: int) -> dict[str, Any]:
-    return {
-        "loc": f"outside {side} center", "ncols": columns, "handlelength": 1.4, "columnspacing": 0.9,
-        "handletextpad": 0.4,
-    }  # fmt: skip
-
-
 def _legend(drawing: Figure, axes: Any, columns: int = 4) -> None:
     """All labelled curves, above the axes."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        drawing.legend(handles, labels, **_outside("upper", columns))
+        drawing.legend(handles, labels, **outside("upper", columns))
 
 
 def _term(name: str) -> str:
@@ -540,11 +374,3 @@ def _spans_decades(values: np.ndarray) -> bool:
     values = values[np.isfinite(values)]
     positive = values[values > 0]
     return bool(positive.size and (values >= 0).all() and positive.max() > 30 * positive.min())
-
-
-def _colours(low: float, high: float) -> Any:
-    """Viridis from low to high, grey for what is missing."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    return ScalarMappable(Normalize(low, high), colormaps["viridis"].with_extremes(bad="#dddddd"))

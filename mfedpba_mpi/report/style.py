@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import Run, remark_of
 
 P = ParamSpec("P")
@@ -25,6 +27,7 @@ T = TypeVar("T")
 COLUMN, PAGE = 3.25, 6.75  # inches: a column and a page of ICML's
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
 GREY = "#777777"
+LONGEST = 24  # letters of a name
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 RC: Any = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],  # the second one where the first lacks a letter
@@ -130,3 +133,31 @@ def svg(figure: Figure) -> str:
     with _drawing(), io.StringIO() as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
         return file.getvalue()
+
+
+# ---- what figures of runs share
+
+
+class NoData(UserError):
+    """The run has not (yet) got what a figure shows."""
+
+
+def modalities(run: Run, most: int = LONGEST) -> list[str]:
+    """The names of the modalities, long ones cut."""
+    return [label(name, most) for name in run.attributes["modalities"]]
+
+
+def outside(side: str, columns: int) -> dict[str, Any]:
+    """Where a legend is to go: above (``upper``) or below the axes."""
+    return {
+        "loc": f"outside {side} center", "ncols": columns, "handlelength": 1.4, "columnspacing": 0.9,
+        "handletextpad": 0.4,
+    }  # fmt: skip
+
+
+def colours(low: float, high: float) -> Any:
+    """Viridis from low to high, grey for what is missing."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    return ScalarMappable(Normalize(low, high), colormaps["viridis"].with_extremes(bad="#dddddd"))

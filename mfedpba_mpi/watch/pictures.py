@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mfedpba_mpi.console import count, duration
-from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.records.run import Run, mean_of_clients
 from mfedpba_mpi.watch.drawing import Line, Span, bar, braille, flow, flow_each, grid, shape, spark
 
 WAITING, STARTING, RUNNING, COMPLETE = "waiting", "starting", "running", "complete"
@@ -78,9 +78,7 @@ def losses(run: Run) -> dict[str, np.ndarray]:
     for name, values in run.rounds.items():
         kind, _, term = name.partition("_")
         if kind == "loss":
-            taking_part = ~np.isnan(values)
-            count = np.maximum(1, taking_part.sum(axis=1))
-            values = np.where(taking_part.any(axis=1), np.where(taking_part, values, 0).sum(axis=1) / count, np.nan)
+            values = mean_of_clients(values)
         if kind in ("loss", "server") and not np.isnan(values).all():
             found[f"{kind} {term}"] = values[~np.isnan(values)]
     return dict(sorted(found.items()))

@@ -19,7 +19,7 @@ from mfedpba_mpi.data.synthetic import free_form
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
-from mfedpba_mpi.report import run_figures
+from mfedpba_mpi.report import prototype_figures, run_figures
 from mfedpba_mpi.report.run_figures import FIGURES, drawable
 
 Make = Callable[..., Run]
@@ -91,7 +91,7 @@ def test_synthetic_data_are_marked_and_real_data_are_not(name: str, run: Run, ch
 
 def test_a_synthetic_run_beside_a_real_one_is_partly_synthetic(run: Run, changed: Make) -> None:
     real = changed(run, attributes={"data_origin": "real"})
-    assert run_figures.prototypes(run, real).get_supxlabel() == "partly synthetic data"
+    assert prototype_figures.prototypes(run, real).get_supxlabel() == "partly synthetic data"
 
 
 @pytest.mark.parametrize("name", ["partition", "prototypes"])
@@ -193,15 +193,15 @@ def test_classes_a_client_does_not_have_are_not_drawn(run: Run, changed: Make) -
     counts[0, 1] = counts[1, 0] = counts[1, 2] = 0
     few = changed(run, partition={"counts": counts})
     owned = run.partition["modalities"].sum(axis=1)
-    (axes,) = run_figures.prototypes(few).axes
+    (axes,) = prototype_figures.prototypes(few).axes
     assert len(points(axes)) == owned @ (counts > 0).sum(axis=1)
     shades = [to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()]
     for c in range(3):
-        assert shades.count(run_figures.CLASSES[c].lower()) == owned @ (counts[:, c] > 0)
+        assert shades.count(prototype_figures.CLASSES[c].lower()) == owned @ (counts[:, c] > 0)
 
 
 def test_the_same_prototypes_make_the_same_picture(run: Run) -> None:
-    left, right = run_figures.prototypes(run, run).axes
+    left, right = prototype_figures.prototypes(run, run).axes
     np.testing.assert_array_equal(points(left), points(right))
 
 
@@ -209,7 +209,7 @@ def test_prototypes_of_one_class_lie_together_where_classes_are_far_apart(run: R
     rng = np.random.default_rng(0)
     E = 100 * np.eye(3, 8) + rng.standard_normal((len(run.final["E"]), 3, 8))
     counts = np.ones_like(run.partition["counts"])
-    (axes,) = run_figures.prototypes(changed(run, final={"E": E}, partition={"counts": counts})).axes
+    (axes,) = prototype_figures.prototypes(changed(run, final={"E": E}, partition={"counts": counts})).axes
     shades = np.array([to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()])
     distances = cdist(points(axes), points(axes)) + np.diag(np.full(len(shades), np.inf))
     assert (shades[distances.argmin(axis=1)] == shades).all()
@@ -220,11 +220,11 @@ def test_many_classes_have_a_colour_bar_and_few_a_legend(run: Run, changed: Make
     counts = np.zeros((len(run.partition["counts"]), 102))
     counts[:, ::20] = 1
     many = changed(run, attributes={"classes": 102}, final={"E": E}, partition={"counts": counts})
-    figure = run_figures.prototypes(many)
+    figure = prototype_figures.prototypes(many)
     figure.draw_without_rendering()
     assert len(figure.axes) == 2
     assert [len(legend.get_texts()) for legend in figure.legends] == [3]
-    assert [len(legend.get_texts()) for legend in run_figures.prototypes(run).legends] == [3, 3]
+    assert [len(legend.get_texts()) for legend in prototype_figures.prototypes(run).legends] == [3, 3]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
@@ -234,14 +234,16 @@ def test_a_handful_of_prototypes_can_be_drawn(number: int, run: Run, changed: Ma
     rows = np.zeros(1, int)
     E = np.ones((1, 5, 1)) * np.arange(5)[:, None]
     final = {"E": E, "E_client": rows, "E_modality": rows}
-    figure = run_figures.prototypes(changed(run, attributes={"classes": 5}, final=final, partition={"counts": counts}))
+    figure = prototype_figures.prototypes(
+        changed(run, attributes={"classes": 5}, final=final, partition={"counts": counts})
+    )
     figure.draw_without_rendering()
     assert len(points(figure.axes[0])) == number
 
 
 def test_distances_are_squared_euclidean_over_their_mean(run: Run, changed: Make) -> None:
     present = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
-    figure = run_figures.structures(changed(run, final={"P_present": present, "plan": None}))
+    figure = prototype_figures.structures(changed(run, final={"P_present": present, "plan": None}))
     figure.draw_without_rendering()
     shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert len(shown) == 4
@@ -260,7 +262,7 @@ def test_plans_are_shown_as_shares_below_where_there_are_any(run: Run, changed: 
     plan[1, 2] = plan[1, :, 2] = np.nan
     plan[1] *= 3 / 2
     present = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
-    figure = run_figures.structures(changed(run, final={"plan": plan, "P_present": present}))
+    figure = prototype_figures.structures(changed(run, final={"plan": plan, "P_present": present}))
     figure.draw_without_rendering()
     panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert len(panels) == 7
