@@ -300,7 +300,10 @@ def shorten(problem: Problem, sample: Sequence[int]) -> tuple[Problem, dict[int,
         data[k] = ClientData(np.concatenate([labels, tested]), len(labels), values)
         counts = np.bincount(labels, minlength=problem.C)
         specs[k] = dataclasses.replace(spec, counts=counts, n_test=len(tested))
-    return dataclasses.replace(problem, clients=tuple(specs)), data
+    config = problem.config
+    if hasattr(config.params, "min_class_samples"):  # few rows would leave nobody with enough
+        config = dataclasses.replace(config, params=dataclasses.replace(config.params, min_class_samples=1))
+    return dataclasses.replace(problem, config=config, clients=tuple(specs)), data
 
 
 def _rows(rng: np.random.Generator, n: int, modality: Modality) -> Values:

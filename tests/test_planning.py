@@ -97,6 +97,12 @@ def test_the_imagined_clients_are_the_run_s(tiny, finished, tmp_path):
     ]
 
 
+def test_what_clients_would_withhold_for_want_of_rows_does_not_stop_the_calibration(tiny, tmp_path):
+    """A client has some 90 rows here, of which the calibration takes 20."""
+    config = tiny(samples=400, batch_size=2, mfedpba={"min_class_samples": 20})
+    assert make_plan(config, tmp_path).seconds > 0
+
+
 def test_planning_writes_nothing(tiny, tmp_path):
     make_plan(tiny(), tmp_path)
     assert not list(tmp_path.iterdir())
