@@ -10,8 +10,7 @@ import torch
 
 from mfedpba_mpi.cli import main
 from mfedpba_mpi.comm.wire import Layout, Message
-from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.methods.base import Client, Method, Server
+from mfedpba_mpi.methods.base import Method, Server
 from mfedpba_mpi.methods.catalog import Parameters, register
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
 from mfedpba_mpi.methods.training import HeadLoss
@@ -51,11 +50,8 @@ class HeadAvgServer(Server):
 class HeadAvgMethod(Method):
     """A classifier up, one down."""
 
-    def client(self, k: int, data: ClientData, device: torch.device) -> Client:
-        return HeadAvgClient(k, self.problem, data, device)
-
-    def server(self, device: torch.device) -> Server:
-        return HeadAvgServer(self.problem, self.params, device)
+    client_class = HeadAvgClient
+    server_class = HeadAvgServer
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         return Layout(head_shapes(self.problem))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,6 +96,7 @@ class Client(ABC):
         self.k, self.problem, self.device = k, problem, device
         self.spec = problem.clients[k]
         self.config = config = problem.config
+        self.params: Any = config.params
         modalities = [problem.info.modalities[m] for m in self.spec.modalities]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(config.seed, "weights", k))
@@ -206,15 +207,14 @@ class Client(ABC):
         return {"E": E / n, "I": logit_sum / n}
 
 
-@dataclass
 class Server(ABC):
     """The server's side of a method; its state persists over rounds."""
 
-    problem: Problem
-    params: Any
-    device: torch.device
-    record: dict[str, Any] = field(default_factory=dict)  # of the last step: name in /rounds -> number or vector
-    warnings: list[str] = field(default_factory=list)  # to be shown and forgotten
+    def __init__(self, problem: Problem, device: torch.device):
+        self.problem, self.device = problem, device
+        self.params: Any = problem.config.params
+        self.record: dict[str, Any] = {}  # of the last step: name in /rounds -> number or vector
+        self.warnings: list[str] = []  # to be shown and forgotten
 
     def first_message(self) -> Message | None:
         """What every client is sent before round 1, laid out as a reply of round 0."""
@@ -242,9 +242,11 @@ class Server(ABC):
         return {}
 
 
-class Method(ABC):
-    """A method for one problem: makes its clients and its server and says how their messages are laid out."""
+class Method:
+    """A method for one problem: names its client and its server, and says how their messages are laid out."""
 
+    client_class: ClassVar[type[Client]]
+    server_class: ClassVar[type[Server] | None] = None  # None: there is nothing to do for one
     client_terms: ClassVar[tuple[str, ...]] = ("ce",)  # of the loss, logged as /rounds/loss_<term>
     phases: ClassVar[int] = 1
     predicts_from_reply: ClassVar[bool] = False  # whether evaluating round t needs the reply of round t
@@ -258,13 +260,13 @@ class Method(ABC):
         """Ways to predict, the method's own first; several are logged as /rounds/accuracy_<predictor>."""
         return ("classifier",)
 
-    @abstractmethod
     def client(self, k: int, data: ClientData, device: torch.device) -> Client:
         """Client k."""
+        return self.client_class(k, self.problem, data, device)
 
     def server(self, device: torch.device) -> Server | None:
-        """The server, or None where there is nothing to do for one."""
-        return None
+        """The server, if there is one."""
+        return self.server_class(self.problem, device) if self.server_class else None
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         """Layout of client k's upload."""

@@ -69,6 +69,8 @@ class FedTGP(Parameters):
     """FedProto with prototypes that the server trains, kept apart by an adaptive margin (Zhang et al., AAAI 2024)."""
 
     label = "FedTGP"
+    proto_scope: ClassVar[str] = "fused"  # its clients are FedProto's
+    proto_source: ClassVar[str] = "clean"
 
     lam: float = option(1.0, "weight lambda of the pull towards the global prototypes", low=0)
     predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))

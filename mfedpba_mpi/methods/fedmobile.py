@@ -107,9 +107,10 @@ class Draws:
 class FedMobileClient(HeadClient):
     """A client whose student R_k rebuilds, in one token, the features of the modalities it lacks."""
 
-    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+    params: Params
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
-        self.params = params
         self.missing = sorted(set(range(problem.M)) - set(self.spec.modalities))
         self.R: nn.Module | None = None
         if self.missing:
@@ -229,10 +230,12 @@ def weights(n: np.ndarray, phi: np.ndarray, l: np.ndarray) -> np.ndarray:
 class FedMobileServer(Server):
     """The generator and its distillation, the contributions, and the global classifier."""
 
-    def __init__(self, problem: Problem, params: Params, device: torch.device):
-        super().__init__(problem, params, device)
+    params: Params
+
+    def __init__(self, problem: Problem, device: torch.device):
+        super().__init__(problem, device)
         self.head = draw_head(problem, device)
-        w = draw_generator(problem, params, device)
+        w = draw_generator(problem, self.params, device)
         self.learned = torch.cat([w[name].flatten() for name in _LEARNED])  # the values of w that a step changes
         views = self.learned.split([w[name].numel() for name in _LEARNED])
         self.w = w | {name: view.view_as(w[name]) for name, view in zip(_LEARNED, views, strict=True)}
@@ -316,13 +319,9 @@ class FedMobileServer(Server):
 class FedMobile(Method):
     """Up P_h + 1 floats, down P_h + P_G; the mask of taught modalities travels along."""
 
+    client_class = FedMobileClient
+    server_class = FedMobileServer
     client_terms = ("ce", "rec", "gen")
-
-    def client(self, k: int, data: ClientData, device: torch.device) -> FedMobileClient:
-        return FedMobileClient(k, self.problem, data, device, self.params)
-
-    def server(self, device: torch.device) -> FedMobileServer:
-        return FedMobileServer(self.problem, self.params, device)
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         return Layout({**head_shapes(self.problem), "l": ()})

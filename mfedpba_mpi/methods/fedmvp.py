@@ -76,15 +76,16 @@ class Forward(NamedTuple):
 class FedMVPClient(HeadClient):
     """A client that completes its tokens from the global class bank and joins them by a network of its own."""
 
-    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+    params: Params
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
-        self.params = params
-        self.completes = params.completion and len(self.spec.modalities) < problem.M
+        self.completes = self.params.completion and len(self.spec.modalities) < problem.M
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.config.seed, "joint", k))
             self.joint, self.A = Joint(problem.d).to(device), nn.Linear(problem.d, problem.d).to(device)
         self.model.joint = self.joint
-        if params.alpha:  # only L_MCM trains A
+        if self.params.alpha:  # only L_MCM trains A
             self.model.A = self.A
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
@@ -202,10 +203,12 @@ def cka(H: Tensor) -> Tensor:
 class FedMVPServer(Server):
     """Averages classifiers, those most like the others with the most weight; nothing persists over rounds."""
 
-    def __init__(self, problem: Problem, params: Params, device: torch.device):
-        super().__init__(problem, params, device)
+    params: Params
+
+    def __init__(self, problem: Problem, device: torch.device):
+        super().__init__(problem, device)
         draw = torch.Generator().manual_seed(torch_seed(problem.config.seed, "probes"))
-        self.X = torch.randn(params.probes, problem.d, generator=draw).to(device)
+        self.X = torch.randn(self.params.probes, problem.d, generator=draw).to(device)
 
     def first_message(self) -> Message:
         return head_message(draw_head(self.problem, self.device))
@@ -222,13 +225,9 @@ class FedMVPServer(Server):
 class FedMVP(Method):
     """A classifier up and one down, P_h = C d + C floats each."""
 
+    client_class = FedMVPClient
+    server_class = FedMVPServer
     client_terms = ("ce", "mcm", "ram")
-
-    def client(self, k: int, data: ClientData, device: torch.device) -> FedMVPClient:
-        return FedMVPClient(k, self.problem, data, device, self.params)
-
-    def server(self, device: torch.device) -> FedMVPServer:
-        return FedMVPServer(self.problem, self.params, device)
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         return Layout(head_shapes(self.problem))

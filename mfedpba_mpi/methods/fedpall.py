@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfedpba_mpi.comm.wire import Layout, Message
-from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedPall as Params
@@ -51,12 +50,10 @@ _EPS = 1e-5  # of BatchNorm
 class FedPallClient(HeadClient):
     """A client that fools the discriminator, is drawn to the global prototypes, and uploads its features mixed."""
 
+    params: Params
+
     z: Tensor  # (items, n_k, d), from phase A to phase B of a round
     p: Tensor  # (C, d), its class means; rows of absent classes mean nothing
-
-    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
-        super().__init__(k, problem, data, device)
-        self.params = params
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         if phase == 1:
@@ -188,9 +185,11 @@ def discriminate(D: Message, v: Tensor) -> Tensor:
 class FedPallServer(Server):
     """The global prototypes; classifier h_G and discriminator D, which persist with the momentum of their SGD."""
 
-    def __init__(self, problem: Problem, params: Params, device: torch.device):
-        super().__init__(problem, params, device)
-        head, D = draw_head(problem, device), draw_discriminator(problem, params.disc_hidden, device)
+    params: Params
+
+    def __init__(self, problem: Problem, device: torch.device):
+        super().__init__(problem, device)
+        head, D = draw_head(problem, device), draw_discriminator(problem, self.params.disc_hidden, device)
         self.weights: dict[str, Tensor] = {"W": head.weight, "b": head.bias, **D}
         trained = {"ce": ["W", "b"], "disc": [name for name in D if D[name].requires_grad]}
         self.velocity = {
@@ -287,14 +286,10 @@ class FedPall(Method):
     latter and 4 h its running statistics.
     """
 
+    client_class = FedPallClient
+    server_class = FedPallServer
     client_terms = ("ce", "adv", "nce")
     phases = 2
-
-    def client(self, k: int, data: ClientData, device: torch.device) -> FedPallClient:
-        return FedPallClient(k, self.problem, data, device, self.params)
-
-    def server(self, device: torch.device) -> FedPallServer:
-        return FedPallServer(self.problem, self.params, device)
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         C, d, client = self.problem.C, self.problem.d, self.problem.clients[k]

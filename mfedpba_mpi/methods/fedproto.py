@@ -24,6 +24,7 @@ No defect of the published code had to be avoided.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -63,10 +64,11 @@ class SeenFeatures:
 class FedProtoClient(Client):
     """A client that pulls every sample's feature towards the global prototype of its class."""
 
-    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+    params: Params
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
-        self.params = params
-        self.by_modality = params.proto_scope == "modality"
+        self.by_modality = self.params.proto_scope == "modality"
         self.shared = problem.shared(device)[k]
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
@@ -163,10 +165,10 @@ class FedProtoServer(Server):
 
     params: Params
 
-    def __init__(self, problem: Problem, params: Params, device: torch.device):
-        super().__init__(problem, params, device)
+    def __init__(self, problem: Problem, device: torch.device):
+        super().__init__(problem, device)
         shared = problem.shared(device)
-        weights = shared * problem.counts(device) if params.proto_weighting == "samples" else shared
+        weights = shared * problem.counts(device) if self.params.proto_weighting == "samples" else shared
         self.weights = weights.float()  # (K, C)
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message | Mapping[int, Message]:
@@ -186,27 +188,19 @@ class FedProtoServer(Server):
 class FedProto(Method):
     """Up and down C d floats, or |M_k| C d with prototypes of each modality; presence travels along."""
 
+    client_class = FedProtoClient
+    server_class: ClassVar[type[Server]] = FedProtoServer
     client_terms = ("ce", "proto")
     predicts_from_reply = True
-
-    def __init__(self, problem: Problem):
-        super().__init__(problem)
-        self.client_params: Params = self.params
 
     @property
     def predictors(self) -> tuple[str, ...]:
         both = ("prototype", "classifier")
-        return both if self.client_params.predict == "prototype" else both[::-1]
-
-    def client(self, k: int, data: ClientData, device: torch.device) -> FedProtoClient:
-        return FedProtoClient(k, self.problem, data, device, self.client_params)
-
-    def server(self, device: torch.device) -> Server:
-        return FedProtoServer(self.problem, self.params, device)
+        return both if self.params.predict == "prototype" else both[::-1]
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         shape = self._shape(k)
-        return Layout({"P": shape}, {"seen": shape[-2:-1]} if self.client_params.proto_source == "train" else None)
+        return Layout({"P": shape}, {"seen": shape[-2:-1]} if self.params.proto_source == "train" else None)
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
         if t == 0:
@@ -216,12 +210,12 @@ class FedProto(Method):
 
     def replies_differ(self, t: int, phase: int) -> bool:
         """Each client is sent the prototypes of its own modalities."""
-        return self.client_params.proto_scope == "modality"
+        return self.params.proto_scope == "modality"
 
     def _shape(self, k: int) -> tuple[int, ...]:
         p = self.problem
         modalities = len(p.clients[k].modalities)
-        return (modalities, p.C, p.d) if self.client_params.proto_scope == "modality" else (p.C, p.d)
+        return (modalities, p.C, p.d) if self.params.proto_scope == "modality" else (p.C, p.d)
 
 
 METHOD = FedProto

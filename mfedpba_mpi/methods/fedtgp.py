@@ -36,7 +36,6 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Problem, Server
-from mfedpba_mpi.methods.catalog import FedProto as ClientParams
 from mfedpba_mpi.methods.catalog import FedTGP as Params
 from mfedpba_mpi.methods.fedproto import EXACT, FedProto, average_prototypes
 from mfedpba_mpi.rng import generator, torch_seed
@@ -100,16 +99,16 @@ class FedTGPServer(Server):
 
     params: Params
 
-    def __init__(self, problem: Problem, params: Params, device: torch.device):
-        super().__init__(problem, params, device)
+    def __init__(self, problem: Problem, device: torch.device):
+        super().__init__(problem, device)
         config = problem.config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(config.seed, "server"))
-            self.network = TrainablePrototypes(problem.C, problem.d, params.hidden or problem.d).to(device)
+            self.network = TrainablePrototypes(problem.C, problem.d, self.params.hidden or problem.d).to(device)
         self.present = problem.shared(device)  # (K, C)
-        self.lr = config.lr if params.server_lr is None else params.server_lr
-        self.batch = params.server_batch or config.batch_size
-        self.tau_m = 100 * math.sqrt(problem.d / 512) if params.margin is None else params.margin
+        self.lr = config.lr if self.params.server_lr is None else self.params.server_lr
+        self.batch = self.params.server_batch or config.batch_size
+        self.tau_m = 100 * math.sqrt(problem.d / 512) if self.params.margin is None else self.params.margin
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         P, present = torch.stack([upload["P"] for upload in uploads.values()]), self.present[list(uploads)]
@@ -147,12 +146,7 @@ class FedTGP(FedProto):
 
     params: Params
 
-    def __init__(self, problem: Problem):
-        super().__init__(problem)
-        self.client_params = ClientParams(lam=self.params.lam, predict=self.params.predict)
-
-    def server(self, device: torch.device) -> FedTGPServer:
-        return FedTGPServer(self.problem, self.params, device)
+    server_class = FedTGPServer
 
 
 METHOD = FedTGP

@@ -103,9 +103,10 @@ class HarmonyClient(Client):
     that training (0 where weights are averaged, not updates); `theta_init`, its extractors at the start of stage 2.
     """
 
-    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+    params: Params
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
-        self.params = params
         self.stage = UNIMODAL
         self.unimodal = UnimodalHeads(len(self.spec.modalities), problem.C, problem.d).to(device)
         self.model.unimodal = self.unimodal
@@ -196,6 +197,8 @@ class HarmonyServer(Server):
     Recorded are `cluster` (K,), -1 for clients in none, and `modality_bias` (K, M), NaN where there is none.
     """
 
+    params: Params
+
     def first_message(self) -> Message:
         return {"start": matrix(draw_head(self.problem, self.device))}
 
@@ -239,11 +242,8 @@ def group_means(values: Tensor, groups: np.ndarray) -> Tensor:
 class Harmony(Method):
     """Stage 1: |M_k| P_h floats up and down. Stage 2: P_h + |M_k| up, P_h down. P_h down before round 1."""
 
-    def client(self, k: int, data: ClientData, device: torch.device) -> HarmonyClient:
-        return HarmonyClient(k, self.problem, data, device, self.params)
-
-    def server(self, device: torch.device) -> HarmonyServer:
-        return HarmonyServer(self.problem, self.params, device)
+    client_class = HarmonyClient
+    server_class = HarmonyServer
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         own, head = len(self.problem.clients[k].modalities), (self.problem.C, self.problem.d + 1)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from mfedpba_mpi.comm.wire import Message
-from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, Method
 from mfedpba_mpi.methods.training import HeadLoss
 
@@ -21,8 +18,7 @@ class LocalClient(Client):
 class Local(Method):
     """No federation at all."""
 
-    def client(self, k: int, data: ClientData, device: torch.device) -> LocalClient:
-        return LocalClient(k, self.problem, data, device)
+    client_class = LocalClient
 
 
 METHOD = Local

@@ -60,10 +60,12 @@ class BatchClasses:
 class MFedPBAClient(Client):
     """A client that pulls its batch prototypes towards the global ones."""
 
-    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device, params: Params):
+    params: Params
+
+    def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
-        self.lambda_1 = 0.0 if "fea" in params.without else params.lambda_1
-        self.lambda_2 = 0.0 if "logit" in params.without else params.lambda_2
+        self.lambda_1 = 0.0 if "fea" in self.params.without else self.params.lambda_1
+        self.lambda_2 = 0.0 if "logit" in self.params.without else self.params.lambda_2
         self.shared = problem.shared(device)[k]
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
@@ -168,11 +170,13 @@ class LogitTerm:
 class MFedPBAServer(Server):
     """The prototype optimiser: autoencoder, its optimisation, and the warm transport plans."""
 
-    def __init__(self, problem: Problem, params: Params, device: torch.device):
-        super().__init__(problem, params, device)
+    params: Params
+
+    def __init__(self, problem: Problem, device: torch.device):
+        super().__init__(problem, device)
         start = torch.Generator().manual_seed(torch_seed(problem.config.seed, "server"))
         self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, start).to(device)
-        self.alignment = StructureAlignment(params.gw_epsilon)
+        self.alignment = StructureAlignment(self.params.gw_epsilon)
         self.present = problem.shared(device)  # (K, C)
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
@@ -266,13 +270,9 @@ class MFedPBAServer(Server):
 class MFedPBA(Method):
     """Up C (|M_k| d + C) floats, down C (M d + C); class counts are known from the start, presence travels along."""
 
+    client_class = MFedPBAClient
+    server_class = MFedPBAServer
     client_terms = ("ce", "fea", "logit")
-
-    def client(self, k: int, data: ClientData, device: torch.device) -> MFedPBAClient:
-        return MFedPBAClient(k, self.problem, data, device, self.params)
-
-    def server(self, device: torch.device) -> MFedPBAServer:
-        return MFedPBAServer(self.problem, self.params, device)
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         p = self.problem
