@@ -16,7 +16,7 @@ LAYERS = [
     ["models.architecture", "methods.catalog"],  # what there is, without torch
     ["config"],
     ["comm"],
-    ["console"],
+    ["console", "tabular"],
     ["data"],
     ["models", "alignment"],
     ["methods"],

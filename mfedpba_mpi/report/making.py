@@ -16,7 +16,7 @@ from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.screen import client_rows, payload_line
 from mfedpba_mpi.studies.state import overview, state_of
 from mfedpba_mpi.studies.study import FILE, SEED, Study, read_study
-from mfedpba_mpi.studies.tables import Results, cell_of, tabulate
+from mfedpba_mpi.studies.tables import as_table, cell_of, tabulate
 
 SECTIONS = {
     "Data": ("partition",),
@@ -114,7 +114,8 @@ def study_page(study: Study, directory: Path) -> Page:
     states = [state_of(directory / place.path) for place in study.places()]
     page = Page(study.title, f"{len(states)} runs in {directory}: {overview(states)}", results.remark)
     page.section("Result")
-    page.table("table", _plain(study, results.title), *_table_of(results), caption="; ".join(results.notes))
+    table = as_table(results)
+    page.table("table", _plain(study, results.title), table.headers, table.rows, table.marks, table.caption)
     for name, title, figure in study_figures.figures_of(study, directory):
         page.figure(name, _plain(study, title), figure)
     _appendix(page, study, directory)
@@ -128,17 +129,6 @@ def _plain(study: Study, title: str) -> str:
     """A title without the study's own, and what must be said of its data, which are at the top of the page."""
     words = title.removeprefix(study.title).partition(": ")[2]
     return words[:1].upper() + words[1:] if title.startswith(study.title) and words else title
-
-
-def _table_of(results: Results) -> tuple[list[str], list[list[object]], dict[tuple[int, int], int]]:
-    """Headers, rows and marks of a page's table."""
-    digits = results.measure.digits
-    rows: list[list[object]] = [
-        [label, *(cell.words(digits) if cell else None for cell in cells)] for label, cells in results.rows
-    ]
-    cells = {(r, c): cell for r, (_, row) in enumerate(results.rows) for c, cell in enumerate(row, 1) if cell}
-    marks = {spot: cell.place for spot, cell in cells.items() if cell.place}
-    return [results.corner, *results.columns], rows, marks
 
 
 def _appendix(page: Page, study: Study, directory: Path) -> None:

@@ -7,61 +7,22 @@ data: it is escaped, and characters that would be invisible or turn the text aro
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import html
-import io
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from numbers import Integral, Real
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from mfedpba_mpi.report import style
 from mfedpba_mpi.studies.study import put
-from mfedpba_mpi.studies.tables import tex
+from mfedpba_mpi.tabular import BEST, SECOND, Table, as_csv, as_latex, check_name, missing, number, text_of, visible
 
 FIGURES, TABLES = "figures", "tables"  # directories beside the page
-MISSING = "–"
 ZOOM, READABLE = 1.4, 0.8  # a figure's width on the screen by that in print: on a wide screen, and at least
-_BEST, _SECOND = 1, 2
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
-)
-_SIZE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
-_NUMBER = re.compile(rf"([-+−]?(?:{_SIZE})(?:[eE][-+]?\d+)?)\s*[%x×]?(?:\s*±\s*(\S+))?(?:\s*\(.*\))?")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells are text or numbers, None or NaN where there is nothing; the first column names the rows.
-
-    `marks` has a 1 at the (row, column) of what is best, shown in bold, and a 2 at that of the second best, underlined.
-    """
-
-    name: str
-    title: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    marks: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    caption: str = ""
-
-    def __post_init__(self) -> None:
-        _check(self.name)
-        if any(len(row) != len(self.headers) for row in self.rows):
-            raise ValueError(
-                f"table {self.name}: every row has as many cells as there are headers, {len(self.headers)}"
-            )
-
-    def numeric(self) -> list[bool]:
-        """Which columns hold more numbers than text."""
-        columns = ([row[i] for row in self.rows if not _missing(row[i])] for i in range(len(self.headers)))
-        return [2 * sum(_number(value) is not None for value in column) > len(column) for column in columns]
 
 
 class Page:
@@ -83,7 +44,7 @@ class Page:
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Names and values, side by side."""
-        pairs = (f"<dt>{_html(name)}</dt><dd>{_html(_text(value))}</dd>" for name, value in facts.items())
+        pairs = (f"<dt>{_html(name)}</dt><dd>{_html(text_of(value))}</dd>" for name, value in facts.items())
         self._add(f"<dl>{''.join(pairs)}</dl>")
 
     def figure(self, name: str, title: str, figure: Figure, caption: str = "") -> None:
@@ -159,7 +120,7 @@ class Page:
         )  # fmt: skip
 
     def _new(self, name: str, others: Mapping[str, object]) -> None:
-        _check(name)
+        check_name(name)
         if name in others:
             raise ValueError(f"{name} is on the page already")
 
@@ -203,9 +164,9 @@ def _html_table(table: Table) -> str:
     kinds = [" class=number" if numeric else "" for numeric in table.numeric()]
 
     def cell(r: int, c: int, value: object) -> str:
-        number, text = _number(value), _html(_text(value))
-        key = ' data-value=""' if _missing(value) else "" if number is None else f' data-value="{json.dumps(number)}"'
-        text = {_BEST: f"<b>{text}</b>", _SECOND: f"<u>{text}</u>"}.get(table.marks.get((r, c), 0), text)
+        size, text = number(value), _html(text_of(value))
+        key = ' data-value=""' if missing(value) else "" if size is None else f' data-value="{json.dumps(size)}"'
+        text = {BEST: f"<b>{text}</b>", SECOND: f"<u>{text}</u>"}.get(table.marks.get((r, c), 0), text)
         return f"<td{kinds[c]}{key}>{text}</td>" if c else f"<th scope=row{kinds[c]}{key}>{text}</th>"
 
     head = "".join(
@@ -229,92 +190,5 @@ def write_tables(directory: Path, tables: Iterable[Table], remark: str = "") -> 
         put(directory / f"{table.name}.tex", as_latex(table, remark))
 
 
-def as_csv(table: Table, remark: str = "") -> str:
-    """As on the page, but that a deviation is a column of its own and nothing is rounded."""
-    spread = [any(_deviation(row[c]) for row in table.rows) for c in range(len(table.headers))]
-
-    def line(cells: Sequence[object], split: bool = True) -> Iterable[object]:
-        for value, wide in zip(cells, spread, strict=True):
-            found = _deviation(value)
-            yield "" if _missing(value) else found[0] if found else _visible(value) if isinstance(value, str) else value
-            if wide:
-                yield (found[1] if found else "") if split else f"{_visible(str(value))} ±"
-
-    with io.StringIO() as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*line(table.headers, split=False), *(["remark"] if remark else [])])
-        writer.writerows([*line(row), *([remark] if remark else [])] for row in table.rows)
-        return file.getvalue()
-
-
-def as_latex(table: Table, remark: str = "") -> str:
-    """A LaTeX table for booktabs."""
-
-    def cell(r: int, c: int, value: object) -> str:
-        text = _latex(_text(value)).replace(MISSING, "--")
-        if _number(value) is not None:
-            text = re.sub(r"^[-−]", "$-$", re.sub(r"\s*\$\\pm\$\s*(\S+)", r"$_{\\pm \1}$", text))
-        return {_BEST: rf"\textbf{{{text}}}", _SECOND: rf"\underline{{{text}}}"}.get(table.marks.get((r, c), 0), text)
-
-    def line(cells: Iterable[str]) -> str:
-        text = " & ".join(cells)
-        return f"{'{}' if text.startswith(('[', '*')) else ''}{text} \\\\"  # else an option of the \\ before
-
-    title = f"{table.title} ({remark})" if remark else table.title
-    return "\n".join(
-        [
-            r"\begin{table}", r"\centering", rf"\caption{{{_latex('. '.join(filter(None, [title, table.caption])))}}}",
-            rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric())}}}", r"\toprule",
-            line(map(_latex, table.headers)), r"\midrule",
-            *(line(cell(r, c, value) for c, value in enumerate(row)) for r, row in enumerate(table.rows)),
-            r"\bottomrule", r"\end{tabular}", r"\end{table}",
-        ]
-    ) + "\n"  # fmt: skip
-
-
-# ---- text
-
-
-def _check(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} does not name a file: use letters, digits, - and _")
-
-
-def _missing(value: object) -> bool:
-    if isinstance(value, Real):
-        return bool(value != value)  # NaN
-    return value is None or value in ("", "-", MISSING)
-
-
-def _number(value: object) -> float | None:
-    """What a cell is sorted by, the mean of ``49.04 ± 0.21``; None for other text."""
-    if isinstance(value, Real):
-        return float(value)
-    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
-    return float(match[1].replace(",", "").replace("−", "-")) if match else None
-
-
-def _deviation(value: object) -> tuple[str, str] | None:
-    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
-    return (match[1], match[2]) if match and match[2] else None
-
-
-def _text(value: object) -> str:
-    if _missing(value):
-        return MISSING
-    return f"{float(value):.6g}" if isinstance(value, Real) and not isinstance(value, Integral) else str(value)
-
-
-def _visible(text: str) -> str:
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
 def _html(text: str) -> str:
-    return html.escape(_visible(text))
-
-
-def _latex(text: str) -> str:
-    """Text on one line; < and > are other characters in LaTeX's old fonts."""
-    line = tex(" ".join(_visible(text).split()))
-    return line.replace("<", r"\textless{}").replace(">", r"\textgreater{}").replace("|", r"\textbar{}")
+    return html.escape(visible(text))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from mfedpba_mpi import tabular
 from mfedpba_mpi.console import console, table
 from mfedpba_mpi.options import unknown
 from mfedpba_mpi.records.run import Run, joint_remark
@@ -305,34 +305,17 @@ def as_markdown(results: Results) -> str:
 
 def as_latex(results: Results) -> str:
     """A LaTeX table for booktabs."""
-
-    def marked(cell: Cell | None) -> str:
-        if cell is None:
-            return "--"
-        digits = results.measure.digits
-        text = cell.text(digits, plus_minus=r"$_{\pm ") + ("" if np.isnan(cell.deviation) else "}$")
-        text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}", 0: text}[cell.place]
-        return text + (f" ({tex(cell.against)})" if cell.against else "")
-
-    rows = [" & ".join([tex(label), *map(marked, cells)]) + r" \\" for label, cells in results.rows]
-    return "\n".join(
-        [
-            r"\begin{table}", r"\centering", rf"\caption{{{tex(f'{results.title}; {results.notes[0]}')}}}",
-            rf"\begin{{tabular}}{{l{'c' * len(results.columns)}}}", r"\toprule",
-            " & ".join(map(tex, [results.corner, *results.columns])) + r" \\", r"\midrule", *rows,
-            r"\bottomrule", r"\end{tabular}", r"\end{table}",
-        ]
-    ) + "\n"  # fmt: skip
+    return tabular.as_latex(as_table(results))
 
 
-_TEX: Mapping[str, str] = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$",
-}  # fmt: skip
-
-
-def tex(text: str) -> str:
-    """Text as it is, in LaTeX."""
-    return re.sub(r"[&%$#_{}~^\\±]", lambda match: _TEX[match[0]], text)
+def as_table(results: Results) -> tabular.Table:
+    """The table as text with marks."""
+    digits = results.measure.digits
+    rows = [[label, *(cell.words(digits) if cell else None for cell in cells)] for label, cells in results.rows]
+    cells = {(r, c): cell for r, (_, row) in enumerate(results.rows) for c, cell in enumerate(row, 1) if cell}
+    marks = {spot: cell.place for spot, cell in cells.items() if cell.place}
+    headers = [results.corner, *results.columns]
+    return tabular.Table("table", results.title, headers, rows, marks, "; ".join(results.notes))
 
 
 def as_csv(results: Results) -> str:

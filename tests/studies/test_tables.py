@@ -132,7 +132,7 @@ def test_names_cannot_break_a_table(tmp_path):
     study = find_study(str(tmp_path / "t.toml"))
     results = lay_out(study, entries(study, [1.0]), ACCURACY)
     assert r"a\|b & 50% of" in as_markdown(results)
-    assert r"a|b \& 50\% of \$x\_1\$ \{\textbackslash{}\textbackslash{}\} [red] & " in as_latex(results)
+    assert r"a\textbar{}b \& 50\% of \$x\_1\$ \{\textbackslash{}\textbackslash{}\} [red] & " in as_latex(results)
     assert f" {name} " in as_text(results)
 
 
