@@ -150,19 +150,26 @@ def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[l
     data is in the first header, or in the rows where they differ.
     """
     tables = {name: [row for run in runs if (row := _client_row(run))] for name, runs in groups.items()}
+    heads, cells = client_cells(tables)
+    every = [run for runs in groups.values() for run in runs]
+    mixed = len({run.remark for run in every}) > 1
+    rows = [[name + (_said(groups[name]) if mixed else ""), *cells[name]] for name in tables]
+    return [METHOD + ("" if mixed else _said(every)), *heads], rows
+
+
+def client_cells(tables: Mapping[str, Sequence[Sequence[float]]]) -> tuple[list[str], dict[str, list[str]]]:
+    """Headers and mean ± deviation, of groups of rows that are the accuracies of some clients and their average."""
     longest = max((len(row) - 1 for rows in tables.values() for row in rows), default=0)
     heads = [f"k{k}" for k in range(longest)]
     if longest > CLIENTS:
         heads = ["worst client", "25 %", "median", "75 %", "best client"]
         tables = {name: [[*_quantiles(row[:-1]), row[-1]] for row in rows] for name, rows in tables.items()}
-    every = [run for runs in groups.values() for run in runs]
-    mixed = len({run.remark for run in every}) > 1
-    result = []
+    cells = {}
     for name, rows in tables.items():
         filled = [[*row[:-1], *[np.nan] * (len(heads) + 1 - len(row)), row[-1]] for row in rows]
         columns = list(zip(*filled, strict=True)) or [()] * (len(heads) + 1)
-        result.append([name + (_said(groups[name]) if mixed else ""), *map(_mean_text, columns)])
-    return [METHOD + ("" if mixed else _said(every)), *heads, "Avg"], result
+        cells[name] = [*map(_mean_text, columns)]
+    return [*heads, "Avg"], cells
 
 
 def _client_row(run: Run) -> list[float]:

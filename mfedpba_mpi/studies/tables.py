@@ -134,13 +134,11 @@ def tabulate(study: Study, directory: Path, measure: str = "", against: str = ""
         complete, number = run.status == COMPLETE, value(run) if run.status == COMPLETE else np.nan
         if not (complete and np.isnan(number)):  # what only some methods have is no number of the others
             found.append((place, number, run.remark))
-    if against:
-        found, kind = subtracted(study, found, against), replace(kind, label=f"{kind.label}, minus {against}'s")
-    return lay_out(study, found, kind)
+    return subtracted(study, found, kind, against) if against else lay_out(study, found, kind)
 
 
-def subtracted(study: Study, found: Sequence[Found], column: str) -> list[Found]:
-    """Each number minus that of the same row and seed in a column; without those that have no such other."""
+def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: str) -> Results:
+    """The table of each number minus that of the same row and seed in a column; without those that lack the other."""
     axis = study.layout.columns
     labels = [choice.label for choice in study.axes[axis]] if axis else []
     if column not in labels:
@@ -150,7 +148,8 @@ def subtracted(study: Study, found: Sequence[Found], column: str) -> list[Found]
         return tuple(label for name, label in place.labels.items() if name != axis)
 
     base = {rest(place): number for place, number, _ in found if place.labels[axis] == column}
-    return [(place, x - base[rest(place)], remark) for place, x, remark in found if rest(place) in base]
+    differences = [(place, x - base[rest(place)], remark) for place, x, remark in found if rest(place) in base]
+    return lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"))
 
 
 def _ended(study: Study, directory: Path) -> Iterator[tuple[Place, Run]]:

@@ -192,9 +192,11 @@ def test_a_measure_of_one_method_is_no_failure_of_the_others(finished, tmp_path)
 def test_a_column_is_subtracted_seed_by_seed(study):
     """Local has 40 and 42, FedProto 50 and failed, MFedPBA 41 and 43: differences 10, and 1 twice."""
     found = entries(study, [40, 42, 50, math.nan, 41, 43, None, 30, 35, 36, None, None])
-    (_, first), (_, second) = lay_out(study, subtracted(study, found, "Local"), ACCURACY).rows
+    results = subtracted(study, found, ACCURACY, "Local")
+    assert results.title.endswith(", minus Local's")
+    (_, first), (_, second) = results.rows
     assert [(cell.mean, cell.n) for cell in first] == [(0, 2), (10, 1), (1, 2)]
     assert first[2].deviation == 0
     assert [cell and (cell.mean, cell.n) for cell in second] == [(0, 1), (6, 1), None]  # seed 0 has no Local
     with pytest.raises(UserError, match="did you mean 'Local'"):
-        subtracted(study, found, "local")
+        subtracted(study, found, ACCURACY, "local")
