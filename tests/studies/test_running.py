@@ -47,7 +47,7 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
     assert "Small (synthetic data): average accuracy" in done.stdout
     directory = tmp_path / "runs/small"
     assert sorted(path.name for path in directory.iterdir()) == [
-        "fedproto", "local", "study.toml", "table.csv", "table.md", "table.tex", "table.txt"
+        "fedproto", "local", "runs.csv", "study.toml", "table.csv", "table.md", "table.tex", "table.txt"
     ]  # fmt: skip
     before = (directory / "local/s1/run.h5").stat().st_mtime_ns
     again = command("study", "run", "runs/small")
