@@ -52,7 +52,11 @@ class Record:
 
     def table(self, measure: str, against: str) -> str:
         """The table of a measure in Markdown, if need be as differences to a column."""
-        found = [(p, float(r[measure] or "nan"), "") for p, r in self.runs if r[measure] or r["status"] != "complete"]
+        found = [
+            (place, float(row[measure] or "nan"), f" ({row['remark']})" if row["remark"] else "")
+            for place, row in self.runs
+            if row[measure] or row["status"] != "complete"
+        ]
         kind = MEASURES[measure][0]
         results = subtracted(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
         return as_markdown(results)

@@ -78,7 +78,7 @@ class Problem:
         return torch.tensor(np.stack([client.counts for client in self.clients]), device=device)
 
     def shared(self, device: torch.device) -> Tensor:
-        """(K, C) bool: whose prototypes of a class are sent, by the method's `min_class_samples`."""
+        """(K, C) bool: whose prototypes of a class are sent, by the method's `min_class_samples`; for the server."""
         least = self.config.params.min_class_samples
         shared = self.counts(device) >= least
         if not shared.any():
@@ -184,6 +184,10 @@ class Client(ABC):
         for term, value in self.losses.items():
             if not np.isfinite(value):
                 raise RunError(f"client {self.k}, round {t}: loss term {term} is not finite ({value}); lower --lr")
+
+    def shares(self) -> Tensor:
+        """(C,) bool: of which classes this client sends prototypes, see `Problem.shared`."""
+        return torch.tensor(self.spec.counts >= self.params.min_class_samples, device=self.device)
 
     @torch.no_grad()
     def clean_pass(self, xs: Sequence[ModalityRows], n: int) -> Iterator[tuple[slice, Tensor]]:

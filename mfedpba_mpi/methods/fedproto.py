@@ -69,7 +69,7 @@ class FedProtoClient(Client):
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
         self.by_modality = self.params.proto_scope == "modality"
-        self.shared = problem.shared(device)[k]
+        self.shared = self.shares()
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         shape = len(self.spec.modalities), self.problem.C, self.problem.d

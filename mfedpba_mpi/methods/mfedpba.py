@@ -66,7 +66,7 @@ class MFedPBAClient(Client):
         super().__init__(k, problem, data, device)
         self.lambda_1 = 0.0 if "fea" in self.params.without else self.params.lambda_1
         self.lambda_2 = 0.0 if "logit" in self.params.without else self.params.lambda_2
-        self.shared = problem.shared(device)[k]
+        self.shared = self.shares()
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         self.train(t, MFedPBA.client_terms, lambda epoch: MFedPBALoss(self, epoch, inbox))
