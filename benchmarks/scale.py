@@ -23,7 +23,7 @@ from benchmarks.common import Case
 from benchmarks.parallel import CORES, Measured, mpirun
 from mfedpba_mpi.config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
-from mfedpba_mpi.planning import make_plan
+from mfedpba_mpi.planning.plan import make_plan
 
 RANKS, SIZES, SAMPLES = 3, {10: 8, 100: 8, 1000: 3, 4000: 2}, 60  # clients: rounds
 

@@ -135,7 +135,8 @@ def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **option
     """
     config = read_settings(data_dir=data_dir, **options)
     from mfedpba_mpi.console import console
-    from mfedpba_mpi.planning import make_plan, report
+    from mfedpba_mpi.planning.plan import make_plan
+    from mfedpba_mpi.planning.showing import report
 
     for line in report(make_plan(config, data_dir, ranks, nodes, cores, gpus)):
         console().print(line)

@@ -130,8 +130,7 @@ class Federation:
 
     def participants(self, t: int) -> list[int]:
         """The clients drawn for round `t`, ascending."""
-        K = self.method.problem.K
-        drawn = max(1, round(self.config.participation * K))
+        K, drawn = self.method.problem.K, self.method.problem.drawn
         if drawn == K:
             return list(range(K))
         return sorted(generator(self.config.seed, "participants", t).choice(K, drawn, replace=False).tolist())

@@ -11,7 +11,8 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
-from mfedpba_mpi.planning import Machine, imagine, make_plan, rank_bytes, report, round_seconds
+from mfedpba_mpi.planning.plan import Machine, imagine, make_plan, rank_bytes, round_seconds
+from mfedpba_mpi.planning.showing import report
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):

@@ -2,8 +2,9 @@
 
 RUNS/NAME holds runs of the study NAME.toml that is beside this file. Their numbers go into NAME.csv, a line a run,
 where lines of runs that are not there stay; their figures are NAME-*.png. From the lines come the tables of results.md
-and clients.md, each between the lines ``<!-- NAME MEASURE -->`` and ``<!-- end -->``: the measure may be ``clients``,
-the accuracy of each client, and a column may follow that is subtracted, see ``study table --against``.
+and clients.md, each between the lines ``<!-- NAME MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``,
+the accuracy of each client; a column may follow that is subtracted, see ``study table --against``; several measures,
+with commas between them, are the columns of one table, where the study itself has only one.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mfedpba_mpi.report import save
 from mfedpba_mpi.report.study_figures import client_cells, figures_of
+from mfedpba_mpi.studies.formats import as_markdown, raw
 from mfedpba_mpi.studies.study import SEED, Place, Study, find_study, put
-from mfedpba_mpi.studies.tables import MEASURES, as_markdown, lay_out, raw, subtracted
+from mfedpba_mpi.studies.tables import MEASURES, Results, lay_out, subtracted
 
 HERE = Path(__file__).parent
-BLOCK = re.compile(r"(<!-- ([\w-]+) (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass
@@ -50,16 +52,25 @@ class Record:
                 (HERE / f"{name}-{kind}.pdf").unlink()
         return cls(study, [(place, next(csv.DictReader([header, line]))) for place, line in known])
 
-    def table(self, measure: str, against: str) -> str:
-        """The table of a measure in Markdown, if need be as differences to a column."""
+    def table(self, measures: str, against: str) -> str:
+        """The table of a measure, or that of several, in Markdown."""
+        parts = [self.results(measure, against) for measure in measures.split(",")]
+        if len(parts) == 1:
+            return as_markdown(parts[0])
+        labels = [label for label, _ in parts[0].rows]
+        columns = [[cell.text(part.measure.digits) if cell else "-" for _, (cell,) in part.rows] for part in parts]
+        heads = [parts[0].corner, *(part.measure.label for part in parts)]
+        return _markdown(self.study.title, heads, list(zip(labels, *columns, strict=True)))
+
+    def results(self, measure: str, against: str) -> Results:
+        """The table of a measure, if need be as differences to a column."""
         found = [
             (place, float(row[measure] or "nan"), f" ({row['remark']})" if row["remark"] else "")
             for place, row in self.runs
             if row[measure] or row["status"] != "complete"
         ]
         kind = MEASURES[measure][0]
-        results = subtracted(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
-        return as_markdown(results)
+        return subtracted(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
 
     def clients(self) -> Iterator[str]:
         """For each cell of the table the accuracy of each client, a row a method."""
@@ -72,8 +83,12 @@ class Record:
                 methods.setdefault(place.labels["method"], []).append(accuracies)
         for title, methods in cells.items():
             heads, texts = client_cells(methods)
-            rows = [["method", *heads], ["---", *["---:"] * len(heads)], *([name, *texts[name]] for name in methods)]
-            yield "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows), ""])
+            yield _markdown(title, ["method", *heads], [[name, *texts[name]] for name in methods])
+
+
+def _markdown(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    ruled = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in ruled), ""])
 
 
 def main(runs: Path) -> None:

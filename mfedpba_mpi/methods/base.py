@@ -73,6 +73,11 @@ class Problem:
     def d(self) -> int:
         return self.config.feature_dim
 
+    @property
+    def drawn(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.config.participation * self.K))
+
     def counts(self, device: torch.device) -> Tensor:
         """n_k,c (K, C), training samples of each client by class."""
         return torch.tensor(np.stack([client.counts for client in self.clients]), device=device)

@@ -14,9 +14,10 @@ from mfedpba_mpi.records.run import Run, load_run, remark_of
 from mfedpba_mpi.report import prototype_figures, run_figures, study_figures
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.screen import client_rows, payload_line
+from mfedpba_mpi.studies.formats import as_table
 from mfedpba_mpi.studies.state import overview, state_of
 from mfedpba_mpi.studies.study import FILE, SEED, Study, read_study
-from mfedpba_mpi.studies.tables import as_table, cell_of, tabulate
+from mfedpba_mpi.studies.tables import cell_of, tabulate
 
 SECTIONS = {
     "Data": ("partition",),

@@ -14,8 +14,9 @@ from mfedpba_mpi.launch import Safety, claim, launch
 from mfedpba_mpi.methods.catalog import MFedPBA
 from mfedpba_mpi.options import check, nested
 from mfedpba_mpi.resuming import status_of_same
+from mfedpba_mpi.studies.formats import save, show_table
 from mfedpba_mpi.studies.study import SEED, find_study
-from mfedpba_mpi.studies.tables import save, show_table, tabulate
+from mfedpba_mpi.studies.tables import tabulate
 
 
 def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -> None:

@@ -139,8 +139,9 @@ def run(
     """
     found, directory, runs = _opened(data_dir=data_dir, **options)
     mine = runs[_part(part)]
+    from mfedpba_mpi.studies.formats import save, show_table
     from mfedpba_mpi.studies.running import Runner
-    from mfedpba_mpi.studies.tables import save, show_table, tabulate
+    from mfedpba_mpi.studies.tables import tabulate
 
     if found.alone and jobs > 1:
         click.echo("its runs measure time, so they go one after the other")
@@ -238,8 +239,9 @@ def _make_data(runs: Sequence[Planned], data_dir: Path) -> None:
 def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir: Path, jobs: int) -> None:
     from mfedpba_mpi.console import console, duration
     from mfedpba_mpi.studies.estimating import estimate
+    from mfedpba_mpi.studies.formats import show_table
     from mfedpba_mpi.studies.state import COMPLETE, overview, state_of
-    from mfedpba_mpi.studies.tables import Measure, lay_out, show_table
+    from mfedpba_mpi.studies.tables import Measure, lay_out
 
     screen = console()
     states = {planned.path: state_of(directory / planned.path) for planned in runs}
@@ -294,7 +296,8 @@ def make_table(directory: Path, form: str, measure: str, against: str, saving: b
     (share of prototypes that are means of one, two, fewer than five samples).
     """
     from mfedpba_mpi.options import unknown
-    from mfedpba_mpi.studies.tables import FORMATS, save, show_table, tabulate
+    from mfedpba_mpi.studies.formats import FORMATS, save, show_table
+    from mfedpba_mpi.studies.tables import tabulate
 
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)

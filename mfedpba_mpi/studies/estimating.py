@@ -1,7 +1,7 @@
 """How long a study's runs will take, before they are started.
 
 Runs that differ only in what does not change a step's work (seed, partition, clients, weights and rates) have the same
-speed, so one of each kind is calibrated (see `planning`); the others follow from what their clients cost.
+speed, so one of each kind is calibrated (see `planning.plan`); the others follow from what their clients cost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.planning import imagine, make_plan
+from mfedpba_mpi.planning.plan import imagine, make_plan
 from mfedpba_mpi.preparing import cost
 from mfedpba_mpi.studies.study import Planned
 

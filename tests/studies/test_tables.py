@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.studies.formats import as_csv, as_latex, as_markdown, as_text, raw
 from mfedpba_mpi.studies.study import find_study
-from mfedpba_mpi.studies.tables import (
-    MEASURES,
-    as_csv,
-    as_latex,
-    as_markdown,
-    as_text,
-    lay_out,
-    raw,
-    subtracted,
-    tabulate,
-)
+from mfedpba_mpi.studies.tables import MEASURES, lay_out, subtracted, tabulate
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 STUDY = """

@@ -1,0 +1,1 @@
+"""`mfedpba-mpi plan`: what a run will need, before anything is started."""

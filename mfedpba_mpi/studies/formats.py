@@ -1,0 +1,130 @@
+"""A study's table as text, Markdown, LaTeX or CSV, and its runs as lines of CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from mfedpba_mpi import tabular
+from mfedpba_mpi.console import console, table
+from mfedpba_mpi.studies.state import COMPLETE
+from mfedpba_mpi.studies.study import Study, put
+from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, ended
+
+
+def as_rich(results: Results) -> RichTable:
+    """For the terminal; the marks stand apart from the numbers, so that these are in line."""
+    styles, marks = {1: "bold", 2: "underline", 0: ""}, {1: " *", 2: " +", 0: ""}
+    rows = [[Text(label) for label, _ in results.rows]]
+    for cells in zip(*(cells for _, cells in results.rows), strict=True):
+        texts = [cell.words(results.measure.digits) if cell else "-" for cell in cells]
+        width = max(map(len, texts))
+        places = [cell.place if cell else 0 for cell in cells]
+        rows.append([Text(t.rjust(width) + marks[p], styles[p]) for t, p in zip(texts, places, strict=True)])
+    shown = table([results.corner, *results.columns], [])
+    for row in zip(*rows, strict=True):
+        shown.add_row(*row)
+    return shown
+
+
+def as_text(results: Results) -> str:
+    """Plain text, the best marked by * and the second by +."""
+    with io.StringIO() as file:
+        screen = console(file)
+        screen.print(results.title, markup=False, soft_wrap=True)
+        screen.print(as_rich(results))
+        screen.print("; ".join(results.notes), markup=False, soft_wrap=True)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def show_table(results: Results) -> None:
+    """Print it: styled on a terminal, with the same marks elsewhere."""
+    screen = console()
+    if not screen.is_terminal:
+        click.echo(as_text(results), nl=False)
+        return
+    screen.print(results.title, style="bold", markup=False)
+    screen.print(as_rich(results))
+    screen.print("; ".join(results.notes), markup=False)
+
+
+def as_markdown(results: Results) -> str:
+    """A Markdown table."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    def marked(cell: Cell | None) -> str:
+        if cell is None:
+            return "-"
+        text = cell.text(results.measure.digits)
+        text = {1: f"**{text}**", 2: f"<u>{text}</u>", 0: text}[cell.place]
+        return text + (f" ({cell.against})" if cell.against else "")
+
+    rows = [line([label, *map(marked, cells)]) for label, cells in results.rows]
+    head = [line([results.corner, *results.columns]), "|---" + "|---:" * len(results.columns) + "|"]
+    return "\n".join([results.title, "", *head, *rows, "", "; ".join(results.notes)]) + "\n"
+
+
+def as_latex(results: Results) -> str:
+    """A LaTeX table for booktabs."""
+    return tabular.as_latex(as_table(results))
+
+
+def as_table(results: Results) -> tabular.Table:
+    """The table as text with marks."""
+    digits = results.measure.digits
+    rows = [[label, *(cell.words(digits) if cell else None for cell in cells)] for label, cells in results.rows]
+    cells = {(r, c): cell for r, (_, row) in enumerate(results.rows) for c, cell in enumerate(row, 1) if cell}
+    marks = {spot: cell.place for spot, cell in cells.items() if cell.place}
+    headers = [results.corner, *results.columns]
+    return tabular.Table("table", results.title, headers, rows, marks, "; ".join(results.notes))
+
+
+def as_csv(results: Results) -> str:
+    """One line for each cell."""
+    with io.StringIO() as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([results.corner, "column", "mean", "deviation", "runs", "place", "title"])
+        for label, cells in results.rows:
+            for column, cell in zip(results.columns, cells, strict=True):
+                if cell and cell.n:
+                    spread = "" if np.isnan(cell.deviation) else cell.deviation
+                    writer.writerow([label, column, cell.mean, spread, cell.n, cell.place or "", results.title])
+        return file.getvalue()
+
+
+FORMATS: dict[str, tuple[str, Callable[[Results], str]]] = {
+    "text": ("txt", as_text), "markdown": ("md", as_markdown), "latex": ("tex", as_latex), "csv": ("csv", as_csv),
+}  # fmt: skip
+
+
+def raw(study: Study, directory: Path) -> str:
+    """A line of CSV for each run that has ended: its choices, every measure, its clients' accuracies (last five)."""
+    with io.StringIO() as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*study.axes, "status", "remark", *MEASURES, "clients"])
+        for place, run in ended(study, directory):
+            numbers: list[str] = [""] * (len(MEASURES) + 1)
+            if run.status == COMPLETE:
+                values = [value(run) for _, value in MEASURES.values()]
+                numbers = ["" if np.isnan(number) else f"{number:.6g}" for number in values]
+                clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
+                numbers.append(" ".join(f"{accuracy:.2f}" for accuracy in clients))
+            writer.writerow([*place.labels.values(), run.status, run.remark.strip(" ()"), *numbers])
+        return file.getvalue()
+
+
+def save(study: Study, results: Results, directory: Path) -> None:
+    """``table.txt``, ``.md``, ``.tex`` and ``.csv`` in the study's directory, and ``runs.csv``, see `raw`."""
+    for ending, form in FORMATS.values():
+        put(directory / f"table.{ending}", form(results))
+    put(directory / "runs.csv", raw(study, directory))
+    click.echo(f"tables: {directory}/table.txt, .md, .tex, .csv; every run: {directory}/runs.csv")
