@@ -3,14 +3,11 @@
 import csv
 import json
 import os
-import re
 import subprocess
 import sys
 from datetime import datetime
-from pathlib import Path
 
 import h5py
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -275,18 +272,3 @@ def test_the_command_is_known_without_loading_anything_heavy():
     code = "import sys, mfedpba_mpi.export\n"
     code += "print([name for name in ('pandas', 'numpy', 'h5py', 'torch', 'tensorboard') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_the_examples_of_the_documentation_run(made, tmp_path, monkeypatch, capsys):
-    run = moved(made(), tmp_path / "runs/youtube-m2-mfedpba-s0")
-    text = (Path(__file__).parents[1] / "docs/reading.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    names = {}
-    for block in blocks:
-        exec(block, names)
-    plt.close("all")
-    assert len(blocks) == 3
-    assert f"synthetic data): {run.summary()['last']:.2%}" in capsys.readouterr().out
-    assert (tmp_path / "accuracy.pdf").stat().st_size > 1000
