@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -271,18 +271,15 @@ class Saved:
         return self._open[1:]
 
 
-class _damage_named:
-    """Turns what goes wrong with reading a file into a UserError that names it."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        wrong = (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError, RecursionError)
-        if isinstance(error, wrong):
-            raise UserError(f"{self.path} is damaged: {error}; looking for an older checkpoint") from None
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with reading a file into a UserError that names it."""
+    try:
+        yield
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError, RecursionError,
+    ) as error:  # fmt: skip
+        raise UserError(f"{path} is damaged: {error}; looking for an older checkpoint") from None
 
 
 def _heard(inbox: Mapping[str, Tensor], news: Mapping[str, Tensor]) -> list[str]:
