@@ -166,6 +166,13 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(saved, finis
     assert_same(finished(), go_on(config, tmp_path, directory))
 
 
+def test_a_manifest_that_reads_well_but_says_something_else_is_damaged(saved):
+    path = saved[1] / "checkpoints" / "round-00000003" / "manifest.json"
+    path.write_text(path.read_text().replace(r'\"round\": 3', r'\"round\": 2'))
+    with pytest.raises(UserError, match=r"manifest.json is damaged: its checksum is wrong"):
+        Saved(path.parent)
+
+
 def test_where_no_checkpoint_is_sound_the_user_is_told(saved):
     for path in saved[1].glob("checkpoints/*/manifest.json"):
         path.write_text("{}")

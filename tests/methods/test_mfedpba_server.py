@@ -1,0 +1,132 @@
+"""The server's rounds against the equations written out: loops, torch's own SGD and clipping, a plain Sinkhorn."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.methods.hand import CPU, Data
+
+C, d, M, LR, TAU, E_0 = 3, 4, 2, 0.05, 0.5, 6.0
+OWNED = {0: [0, 1], 1: [0], 2: [1]}  # client -> modalities
+CLASSES = {0: [0, 1, 2], 1: [0, 1], 2: [1, 2]}
+
+
+class Reference:
+    """The optimiser of the prototypes, one prototype at a time."""
+
+    def __init__(self, weights, clip, without):
+        self.clip, self.without = clip, without
+        self.encoders, self.decoder = [nn.Linear(d, d // 2) for _ in range(M)], nn.Linear(d // 2, d)
+        with torch.no_grad():
+            for m, encoder in enumerate(self.encoders):
+                encoder.weight.copy_(weights["encoder_weight"][m].T)
+                encoder.bias.copy_(weights["encoder_bias"][m, 0])
+            self.decoder.weight.copy_(weights["decoder_weight"].T)
+            self.decoder.bias.copy_(weights["decoder_bias"])
+        self.parameters = [p for layer in (*self.encoders, self.decoder) for p in layer.parameters()]
+        self.sgd = torch.optim.SGD(self.parameters, lr=LR)
+        self.plans = {m: torch.eye(C, dtype=torch.float64) / C for m in range(M)}
+
+    def project(self, m, e):
+        return self.decoder(F.relu(self.encoders[m](e)))
+
+    def prototypes(self, uploads):
+        """P_G (M, C, d): all classes are somebody's in both modalities."""
+        return torch.stack([
+            torch.stack([
+                torch.stack([
+                    self.project(m, uploads[k]["E"][OWNED[k].index(m), c])
+                    for k in uploads if m in OWNED[k] and c in CLASSES[k]
+                ]).mean(0)
+                for c in range(C)
+            ])
+            for m in range(M)
+        ])  # fmt: skip
+
+    def reconstruction(self, uploads):
+        total = 0.0
+        for k, upload in uploads.items():
+            for i, m in enumerate(OWNED[k]):
+                for c in CLASSES[k]:
+                    total += (self.project(m, upload["E"][i, c]) - upload["E"][i, c]).square().sum()
+        return total / len(uploads)
+
+    def contrast(self, P_G):
+        total = 0.0
+        for m, n in ((0, 1), (1, 0)):
+            for c in range(C):
+                s = torch.stack([F.cosine_similarity(P_G[m, c], P_G[n, other], dim=0) for other in range(C)]) / TAU
+                total += F.cross_entropy(s[None], torch.tensor([c]))
+        return total
+
+    def alignment(self, P_G, I_G):
+        total = 0.0
+        for m in range(M):
+            costs = []
+            for X in (I_G.double(), P_G[m].double()):
+                D = torch.stack([torch.stack([(a - b).square().sum() for b in X]) for a in X])
+                costs.append(D / D.mean())
+            L = (costs[0][:, None, :, None] - costs[1][None, :, None, :]).square()  # (C1_ik - C2_jl)^2
+            T = self.plans[m] = fixed_point(L.detach(), self.plans[m], E_0 / C)
+            total += torch.einsum("ijkl,ij,kl->", L, T, T) + E_0 / C * (T * T.log()).sum()
+        return total
+
+    def round(self, uploads, I_G, steps):
+        for _ in range(steps):
+            P_G = self.prototypes(uploads)
+            terms = {
+                "rec": lambda: self.reconstruction(uploads),
+                "con": lambda P_G=P_G: self.contrast(P_G),
+                "align": lambda P_G=P_G: self.alignment(P_G, I_G),
+            }
+            self.sgd.zero_grad()
+            sum(term() for name, term in terms.items() if name not in self.without).backward()
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            self.sgd.step()
+        return self.prototypes(uploads).detach()
+
+
+def fixed_point(L, T, epsilon):
+    """T = Sinkhorn(2 L (x) T), by iterating it until nothing changes."""
+    before = torch.zeros_like(T)
+    while (T - before).abs().max() > 1e-8:
+        before, log_T, rows = T, -2 * torch.einsum("ijkl,kl->ij", L, T) / epsilon, 0
+        while abs(rows - 1) > 1e-9:
+            log_T = log_T.log_softmax(1).log_softmax(0)
+            rows = log_T.exp().sum(1).max()
+        T = log_T.exp() / C
+    return T
+
+
+def logits_by_entropy(uploads):
+    rows = []
+    for c in range(C):
+        I = torch.stack([uploads[k]["I"][c] for k in uploads if c in CLASSES[k]])
+        p = I.softmax(-1)
+        w = 1 / (-(p * p.log()).sum(-1) + 1e-8)
+        rows.append((w[:, None] * I).sum(0) / w.sum())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("clip", "without"), [(0.0, ()), (0.5, ()), (0.5, ("rec",)), (0.5, ("con",)), (0.5, ("align",))]
+)
+def test_two_rounds_of_the_prototype_optimiser(by_hand, clip, without):
+    data = [Data({m: torch.zeros(len(CLASSES[k]), d).tolist() for m in OWNED[k]}, CLASSES[k]) for k in OWNED]
+    params = {
+        "server_epochs": 3, "server_lr": LR, "server_clip": clip, "tau": TAU, "gw_epsilon": E_0, "without": without
+    }  # fmt: skip
+    server = by_hand("mfedpba", data, M, C, d, batch_size=2, mfedpba=params).server
+    server.alignment.tol = 1e-9
+    reference = Reference(server.autoencoder.state_dict(), clip, without)
+    draw = torch.Generator(CPU).manual_seed(0)
+    for t in (1, 2):
+        uploads = {
+            k: {"E": torch.randn(len(m), C, d, generator=draw), "I": 2 * torch.randn(C, C, generator=draw)}
+            for k, m in OWNED.items()
+        }
+        reply, I_G = server.step(t, 0, uploads), logits_by_entropy(uploads)
+        torch.testing.assert_close(reply["I_G"], I_G)
+        torch.testing.assert_close(reply["P_G"], reference.round(uploads, I_G, 3), rtol=1e-4, atol=1e-5)
