@@ -2,7 +2,8 @@
 
 python examples/own_dataset.py
 
-For a file that is there already, `mfedpba-mpi data import custom --from FILE` does the same (.mat, .npz, .h5, tables).
+For a file that is there already (.mat, .npz, .h5, tables) `mfedpba-mpi data import custom --name NAME --from FILE` does
+the same.
 """
 
 from pathlib import Path
@@ -28,5 +29,5 @@ def make(path: Path) -> None:
 if __name__ == "__main__":
     make(Path("data/digits.h5"))
     for method in ("local", "mfedpba"):
-        run = simulate(RunConfig.of(dataset="digits", method=method, rounds=20, lr=0.02), overwrite=True, quiet=True)
+        run = simulate(RunConfig.of(dataset="digits", method=method, rounds=40, lr=0.02), overwrite=True, quiet=True)
         print(f"{run.attributes['label']}: {run.summary()['last_five']:.2%}")

@@ -1,6 +1,6 @@
 """A family of extractors of your own: layers that gate themselves. Any module (B, width) -> (B, d) will do.
 
-python examples/own_extractor.py --dataset mfeat --families Gated --rounds 20
+python examples/own_extractor.py --dataset mfeat --families Gated --rounds 20 --out runs/gated
 """
 
 from itertools import pairwise
@@ -32,7 +32,7 @@ def gated(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
     return nn.Sequential(*(Gate(a, b) for a, b in pairwise(widths)), nn.Linear(widths[-1], d))
 
 
-register("Gated", "ILAT", gated)  # for modalities of all types: image, language, audio, time series
+register("Gated", "IAT", gated)  # for images, audio and time series; language (L) may come as sparse rows
 
 if __name__ == "__main__":
     main()

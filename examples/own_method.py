@@ -31,7 +31,7 @@ class HeadAvgClient(HeadClient):
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         set_head(self.model.classifier, inbox)
-        self.train(t, HeadAvgMethod.client_terms, lambda epoch: HeadLoss(self, epoch))
+        self.train(t, lambda epoch: HeadLoss(self, epoch))
         return head_message(self.model.classifier)
 
 
@@ -52,6 +52,9 @@ class HeadAvgMethod(Method):
 
     client_class = HeadAvgClient
     server_class = HeadAvgServer
+
+    def first(self) -> Layout:
+        return Layout(head_shapes(self.problem))
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         return Layout(head_shapes(self.problem))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import click
 from mfedpba_mpi import __version__
 from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, run_settings, safety_settings
 from mfedpba_mpi.comm.launcher import announced
+from mfedpba_mpi.config import preset_of
 from mfedpba_mpi.data.commands import PathType, data, data_dir_option
 from mfedpba_mpi.errors import Ended, RankFailed, RunError, UserError, describe_error
 from mfedpba_mpi.export import export
@@ -22,6 +24,8 @@ from mfedpba_mpi.options import fields_of
 from mfedpba_mpi.report.commands import report
 from mfedpba_mpi.studies.commands import study
 from mfedpba_mpi.watch.commands import watch
+
+PROGRAM = "mfedpba-mpi"
 
 
 class DefaultGroup(click.Group):
@@ -35,11 +39,11 @@ class DefaultGroup(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help(ctx, formatter)
-        run.format_options(click.Context(run, info_name="run"), formatter)
+        run.format_options(click.Context(run, info_name="run", help_option_names=[]), formatter)
 
 
 @click.group(cls=DefaultGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="mfedpba-mpi")
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Multimodal federated learning with prototype-guided bilateral alignment (MFedPBA), simulated with MPI.
 
@@ -92,6 +96,10 @@ def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **option
 def resume(directory: Path, rounds: int | None, data_dir: Path, **options: Any) -> None:
     """Go on with the run in the directory RUN from its last checkpoint, on any number of ranks.
 
+    \b
+    mfedpba-mpi resume runs/youtube-m2-mfedpba-s0
+    mpirun -n 7 mfedpba-mpi resume runs/youtube-m2-mfedpba-s0 --rounds 600     longer than it was meant to be
+
     Its numbers will be those of a run that was never interrupted, bit for bit. Settings are the run's own.
     """
     from mfedpba_mpi.resuming import extended, stored_config
@@ -112,6 +120,9 @@ def resume(directory: Path, rounds: int | None, data_dir: Path, **options: Any) 
 def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
     """Train MFedPBA whole, without each of its loss terms in turn, and with equal averaging (EA); make one table.
 
+    \b
+    mpirun -n 7 mfedpba-mpi ablate --dataset caltech101 --fusion separate
+
     Takes the settings of `run`. Finished runs under OUT are kept and interrupted ones resumed, so that the command may
     be repeated; the table is printed and stored in OUT as text, Markdown, LaTeX and CSV.
     """
@@ -131,6 +142,9 @@ def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
 def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **options: Any) -> None:
     """Predict what a run needs on a cluster, from a second or two of calibration here; nothing is written.
 
+    \b
+    mfedpba-mpi plan --dataset youtube --clients 100 --ranks 101 --nodes 4 --cores 32
+
     Takes the settings of `run`.
     """
     config = read_settings(data_dir=data_dir, **options)
@@ -141,6 +155,10 @@ def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **option
     for line in report(make_plan(config, data_dir, ranks, nodes, cores, gpus)):
         console().print(line)
 
+
+for parameter in ablate.params:  # what it sets itself
+    if isinstance(parameter, click.Option) and parameter.name in ("method", "flag__without", "flag__equal_average"):
+        parameter.hidden = True
 
 for command in (data, study, watch, report, export):
     cli.add_command(command)
@@ -154,11 +172,20 @@ def list_methods() -> None:
     for name, cls in METHODS.items():
         click.echo(f"{name}: {cls.label}. {cls.__doc__}")
         rows = [
-            (f"  {name}.{parameter}", "" if field.default is None else field.default, field.metadata["help"])
+            (f"  {name}.{parameter}", _default_of(parameter, field.default), _meaning_of(field.metadata))
             for parameter, field in fields_of(cls).items()
         ]
         if rows:
             console().print(table(["  parameter", "default", ""], rows))
+
+
+def _default_of(parameter: str, default: object) -> object:
+    """As it is shown."""
+    return "by dataset" if parameter in preset_of("youtube") else "" if default in (None, ()) else default
+
+
+def _meaning_of(metadata: Mapping[str, Any]) -> str:
+    return metadata["help"] + (f": {', '.join(metadata['choices'])}" if metadata["choices"] else "")
 
 
 def main() -> None:
@@ -168,12 +195,15 @@ def main() -> None:
     if announced()[0] > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name=PROGRAM, standalone_mode=False)
         end_together("", 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
+    except click.exceptions.NoArgsIsHelpError as help_instead:
+        click.echo(help_instead.format_message())
     except click.ClickException as error:
-        hint = "; see mfedpba-mpi --help" if isinstance(error, click.UsageError) else ""
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"; see {context.command_path} --help" if context else ""
         end_all(f"{error.format_message().rstrip('.')}{hint}", 2)
     except Ended as error:
         end_together(str(error), error.exit_code)

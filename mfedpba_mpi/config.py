@@ -15,7 +15,7 @@ from typing import Any
 
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, base_of
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.catalog import METHODS, make_params
+from mfedpba_mpi.methods.catalog import METHODS, make_params, owners
 from mfedpba_mpi.models.architecture import FAMILIES
 from mfedpba_mpi.options import check, fields_of, nearest, option, shown
 
@@ -27,7 +27,10 @@ MIN_SAMPLES = 8  # a client never has fewer: 6 to train on, 2 to test
 class RunConfig:
     """A run, completely: the same values and the same store give the same bits on any number of ranks."""
 
-    dataset: str = option("", "youtube, reuters, nus-wide, caltech101, mfeat, synthetic, or a FILE.h5", group=PROBLEM)
+    dataset: str = option(
+        "", "youtube, reuters, nus-wide, caltech101, mfeat, synthetic, what you have imported, or a FILE.h5",
+        group=PROBLEM,
+    )  # fmt: skip
     method: str = option("mfedpba", "the method", choices=METHODS, group=PROBLEM)
     partition: str = option(
         "", "modalities a client owns: two, one or more, one [default: m2 when K = M, m1+ beyond]",
@@ -49,7 +52,7 @@ class RunConfig:
         0.0, "to choose settings: measure on this share of the training rows, held out, and never on test rows",
         low=0, high=0.3, group=PROBLEM,
     )  # fmt: skip
-    seed: int = option(0, "seed of every random stream", low=0, high=2**63 - 1, group=PROBLEM)
+    seed: int = option(0, "seed of every random stream  [default: 0]", low=0, high=2**63 - 1, group=PROBLEM)
     samples: int | None = option(None, "samples of --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
     classes: int | None = option(None, "classes of --dataset synthetic  [default: 10]", low=2, group=PROBLEM)
     dims: tuple[int, ...] | None = option(
@@ -88,9 +91,11 @@ class RunConfig:
     def of(cls, **settings: Any) -> RunConfig:
         """The configuration that the command makes of these settings: what is not given is the dataset's preset.
 
-        A method's parameters are a dictionary under its name: ``RunConfig.of(dataset="mfeat", mfedpba={"tau": 1.0})``.
+        The run's method may be given its parameters by their names, ``RunConfig.of(dataset="mfeat", tau=1.0)``, or all
+        of them in a dictionary under its own, ``mfedpba={"tau": 1.0}``.
         """
-        return make_config(settings)
+        flags = {name: value for name, value in settings.items() if name not in setting_names() and owners(name)}
+        return make_config({name: value for name, value in settings.items() if name not in flags}, flags=flags)
 
     def to_json(self) -> str:
         """The whole configuration as JSON, with the method's parameters under its name."""
@@ -111,6 +116,9 @@ class RunConfig:
         if not isinstance(values, dict):
             raise UserError(f"the configuration is not a table of settings, but {shown(values)}")
         _refuse_missing(setting_names(), values)
+        if values["method"] not in METHODS:
+            name = shown(values["method"])
+            raise UserError(f"method {name} is not known here; if it is your own, use the script that registers it")
         config = make_config(values)
         _refuse_missing([config.method], values)
         _refuse_missing(fields_of(type(config.params)), values[config.method], f"{config.method}.")
@@ -178,7 +186,8 @@ def make_config(
     file = file or {}
     for name, value in (*file.items(), *given.items()):
         if name not in known and name not in METHODS:
-            hint = nearest(name, [*known, *METHODS])
+            own = " or ".join(f"{method}.{name}" for method in owners(name))
+            hint = f" (did you mean {own}?)" if own else nearest(name, [*known, *METHODS])
             raise UserError(f"unknown setting {shown(name)}{hint}; `mfedpba-mpi run --help` lists them")
         if name in METHODS and not isinstance(value, Mapping):
             raise UserError(f"unknown setting '{name}'; a method's parameters are a table, [{name}]")

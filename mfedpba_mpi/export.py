@@ -34,7 +34,7 @@ EVENTS = "events.out.tfevents.mfedpba-mpi"  # one name, so that a second export 
 
 
 @click.command(short_help="Write runs as CSV, Parquet or TensorBoard event files.")
-@click.argument("paths", metavar="RUN...", nargs=-1, required=True, type=PathType)
+@click.argument("paths", metavar="RUN|STUDY...", nargs=-1, required=True, type=PathType)
 @click.option("--csv", type=PathType, metavar="DIR", help="write CSV files into DIR")
 @click.option("--parquet", type=PathType, metavar="DIR", help="write Parquet files into DIR (needs pyarrow)")
 @click.option(
@@ -60,7 +60,8 @@ def export(
             _need(module)
     from mfedpba_mpi.records.run import load_run
 
-    loaded = {run.path: run for run in (load_run(os.path.abspath(path)) for path in paths)}  # each of them once
+    found = (load_run(os.path.abspath(path)) for given in paths for path in _runs_at(given))
+    loaded = {run.path: run for run in found}  # each of them once
     runs = named(list(loaded.values()))
     files: dict[Path, Writer] = {}
     if csv:
@@ -74,6 +75,19 @@ def export(
     origin = "" if not said else ", SYNTHETIC data" if said == len(runs) else f", {said} of them on SYNTHETIC data"
     for directory in dict.fromkeys(place for place in (csv, parquet, tensorboard) if place):
         click.echo(f"wrote {directory} ({len(runs)} run{'s' * (len(runs) > 1)}{origin})")
+
+
+def _runs_at(path: Path) -> list[Path]:
+    """The run at a path, or those of the study there that have begun."""
+    from mfedpba_mpi.records.run import LOG_NAME
+    from mfedpba_mpi.studies.study import FILE, read_study
+
+    if not (path / FILE).is_file():
+        return [path]
+    begun = [path / place.path for place in read_study(path / FILE).places() if (path / place.path / LOG_NAME).exists()]
+    if not begun:
+        raise UserError(f"export: no run of the study in {path} has begun")
+    return begun
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:

@@ -29,6 +29,7 @@ from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.methods.base import Client, Method, Server
 from mfedpba_mpi.observing import End, Round
 from mfedpba_mpi.records.checkpoint import Kept, Saved
+from mfedpba_mpi.records.runlog import IN_FINAL
 from mfedpba_mpi.rng import generator
 from mfedpba_mpi.stopping import Interrupted, Stop
 
@@ -76,6 +77,7 @@ class Federation:
         stop: Stop | None = None, saved: Saved | None = None,
     ):  # fmt: skip
         self.config, self.comm, self.method, self.clients, self.server = config, comm, method, clients, server
+        _check_names(method)
         self.stop = stop or Stop()
         self.inbox: dict[int, Message] = {k: {} for k in clients}
         self.news: Message = {}
@@ -96,9 +98,9 @@ class Federation:
 
     def _begin(self) -> None:
         """The server's first message, if there is one, before round 1."""
-        if self.method.reply(0, 0, 0).size:
+        if self.method.first().size:
             first = self.server.first_message() if self.server else None
-            self.news = self.comm.broadcast(first, self.method.reply(0, 0, 0))
+            self.news = self.comm.broadcast(first, self.method.first())
             self._deliver(self.clients)
         for k, client in self.clients.items():
             client.begin(self.inbox[k])
@@ -199,6 +201,9 @@ class Federation:
                 if k in self.clients:
                     with clock.client(k), located(f"client {k}"):
                         uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
+                        for name, value in uploads[k].items():
+                            if not value.isfinite().all():
+                                raise RunError(f"client {k}, round {t}: its {name} is not finite; lower --lr")
             return uploads
 
     def _evaluate(self, t: int, clock: Clock) -> dict[int, list[int]]:
@@ -241,7 +246,9 @@ class Federation:
     @property
     def _trained(self) -> list[str]:
         """What a client reports of its training, by name in /rounds: its losses, and its gradient if it is tracked."""
-        return [f"loss_{term}" for term in self.method.client_terms] + ["gradient_norm2"] * self.config.track_gradients
+        return [f"loss_{term}" for term in self.method.client_class.terms] + [
+            "gradient_norm2"
+        ] * self.config.track_gradients
 
     def _gather_metrics(
         self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock
@@ -252,7 +259,7 @@ class Federation:
         rows = np.full((len(self.clients) + 1, self._width + 1), np.nan)
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):
             if k in took_part and not verdict & Verdict.VOID:
-                losses = [client.losses[term] for term in self.method.client_terms]
+                losses = [client.losses[term] for term in self.method.client_class.terms]
                 row[: len(trained)] = losses + [client.gradient_norm2] * self.config.track_gradients
             row[len(trained) : -1] = scores.get(k, -1)
             row[-1] = clock.clients[k]
@@ -346,6 +353,14 @@ class Clock:
 def _step(server: Server, t: int, phase: int, received: Mapping[int, Message]) -> Any:
     with located(f"round {t}"), located("server"):
         return server.step(t, phase, received)
+
+
+def _check_names(method: Method) -> None:
+    """Refuse a name for something broadcast that is something else in the log's /final."""
+    replies = (method.reply(1, phase, 0) for phase in range(method.phases) if not method.replies_differ(1, phase))
+    taken = {name for layout in (method.first(), *replies) for name in layout.shapes} & set(IN_FINAL)
+    if taken:
+        raise TypeError(f"{type(method).__name__} broadcasts {', '.join(taken)}, which the log's /final has; rename it")
 
 
 def _any(layouts: Mapping[int, Layout]) -> bool:

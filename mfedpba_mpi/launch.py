@@ -48,17 +48,21 @@ class Safety:
     )  # fmt: skip
 
 
-def claim(directory: Path, overwrite: bool) -> None:
-    """Make the run's directory; a run that is already there is never overwritten unasked."""
+def claim(directory: Path, overwrite: bool, python: bool = False) -> None:
+    """Make the run's directory; a run that is already there is never overwritten unasked.
+
+    `python` is whom the fix is for: who has called `simulate`, not the command.
+    """
     from mfedpba_mpi.records.run import status_of
 
     status = None if overwrite else status_of(directory)
     if status:
         verb, more = ("extend it", " --rounds N") if status == "complete" else ("go on", "")
-        raise UserError(
-            f"out: {directory} holds a run already (status {status}); {verb} with `mfedpba-mpi resume "
-            f"{directory}{more}`, replace it with --overwrite, or choose another --out"
-        )
+        command = f"mfedpba-mpi resume {directory}{more}"
+        fix = f"{verb} with `{command}`, replace it with --overwrite, or choose another --out"
+        if python:
+            fix = "resume=True goes on with it, or reads it, overwrite=True replaces it; or choose another out"
+        raise UserError(f"out: {directory} holds a run already (status {status}); {fix}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         writable = os.access(directory, os.W_OK)
@@ -154,7 +158,7 @@ def simulate(
     config = fit_to_data(config, describe(config, Path(data_dir)))
     directory = Path(out or Path("runs") / config.run_name)
     if not (resume and status_of_same(directory, config) == "complete"):
-        claim(directory, overwrite or resume)
+        claim(directory, overwrite or resume, python=True)
         screen, threads = None if quiet else Screen(directory), torch.get_num_threads()
         try:
             _take_part(config, Path(data_dir), directory, Comm(), screen, Safety(), Stop(), resume)

@@ -45,8 +45,9 @@ def shown(value: Any) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` where something known is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    plain = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), plain, n=1)
+    return f" (did you mean '{plain[close[0]]}'?)" if close else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -124,8 +125,8 @@ def check(cls: type, name: str, value: Any, where: str = "") -> Any:
         raise UserError(f"{label}: expected {wanted}, got {shown(value)}") from None
     for item in result if isinstance(result, tuple) else (result,):
         if spec["choices"] and item not in spec["choices"]:
-            known = ", ".join(spec["choices"])
-            raise UserError(f"{label}: {shown(item)} is not one of {known}{nearest(item, spec['choices'])}")
+            known = list(filter(None, spec["choices"]))  # an empty one stands for the default
+            raise UserError(f"{label}: {shown(item)} is not one of {', '.join(known)}{nearest(item, known)}")
         if isinstance(item, (int, float)) and not isinstance(item, bool) and not _inside(item, spec):
             raise UserError(f"{label}: {shown(item)} is out of range; allowed: {_range(item, spec)}")
     return result

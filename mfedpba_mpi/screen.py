@@ -54,6 +54,9 @@ class Screen:
             self.console.print(
                 f"accuracies are of {config.validation:.0%} of the training rows, held out, not of test rows"
             )
+        if start.store.origin == "synthetic" and info.name != "synthetic":
+            where = escape(str(start.store.path.parent.parent.resolve()))
+            self.console.print(f"(there is no {info.name}.h5 in {where}; `data import` brings in the real data)")
         workers = len(start.ranks) - 1
         where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
         self.console.print(f"{where}, {start.environment['mpi']}; log {escape(str(self.directory / LOG_NAME))}")

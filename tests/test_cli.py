@@ -71,6 +71,9 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
         (("--dataset", "youtub"), "did you mean 'youtube'"),
         (("--dataset", "nowhere/x.h5"), "does not exist"),
         (("--dataset", "youtube", "--method", "mfedpb"), "did you mean 'mfedpba'"),
+        (("--dataset", "youtube", "--method", "MFedPBA"), "did you mean 'mfedpba'"),
+        (("--dataset", "youtube", "--partition", "m3"), "'m3' is not one of m2, m1+, m1"),
+        (("study", "table"), "see mfedpba-mpi study table --help"),
         (("--dataset", "youtube", "--rounds", "0"), "rounds: 0 is out of range"),
         (("--dataset", "youtube", "--rounds", "many"), "whole number"),
         (("--dataset", "youtube", "--clients", "251"), "at most 250"),
@@ -105,6 +108,13 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, wo
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("group", ["data", "study"])
+def test_a_group_alone_says_what_there_is_in_it(command, group):
+    alone, helped = command(group), command(group, "--help")
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert alone.stdout == helped.stdout
 
 
 def test_an_unwritable_directory_is_named(command, tmp_path):

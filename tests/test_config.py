@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mfedpba_mpi.config import PRESETS, fit_to_data, make_config, read_toml
+from mfedpba_mpi.config import PRESETS, RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
 from mfedpba_mpi.errors import UserError
 
@@ -26,6 +26,19 @@ def test_command_line_wins_over_file_and_file_over_preset():
     config = make_config({"dataset": "youtube", "rounds": "9", "mfedpba": {"tau": "0.9"}}, file)
     assert (config.rounds, config.lr, config.feature_dim) == (9, 0.3, 48)
     assert (config.params.lambda_1, config.params.tau, config.params.lambda_2) == (0.5, 0.9, 1.0)
+
+
+def test_a_method_is_given_its_parameters_by_their_names():
+    by_name = RunConfig.of(dataset="youtube", tau=0.9)
+    assert by_name == RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9})
+    with pytest.raises(UserError, match="margin: belongs to method fedtgp, but this run's method is mfedpba"):
+        RunConfig.of(dataset="youtube", margin=1.0)
+
+
+def test_a_run_of_a_method_that_is_not_there_names_the_method():
+    text = make_config({"dataset": "youtube"}).to_json().replace("mfedpba", "headavg")
+    with pytest.raises(UserError, match=r"method 'headavg' is not known here; .* the script that registers it"):
+        RunConfig.from_json(text)
 
 
 def test_the_configuration_survives_json():

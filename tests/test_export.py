@@ -103,6 +103,17 @@ def test_several_runs_share_tables_and_are_told_apart(made, tmp_path):
     assert len(files_in(tmp_path / "tb")) == 2
 
 
+def test_a_study_stands_for_those_of_its_runs_that_have_begun(made, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study/study.toml").write_text("[settings]\ndataset = 'synthetic'\n[cross]\nseed = [0, 1, 2]\n")
+    with pytest.raises(UserError, match=r"no run of the study in .* has begun"):
+        call(tmp_path / "study", "--csv", tmp_path / "out")
+    for seed in (0, 2):
+        moved(made(), tmp_path / f"study/s{seed}")
+    call(tmp_path / "study", "--csv", tmp_path / "out")
+    assert pd.read_csv(tmp_path / "out/clients.csv")["run"].unique().tolist() == ["s0", "s2"]
+
+
 def test_tensorboard_reads_the_numbers_of_the_log(made, tmp_path):
     run = made(eval_every=2, rounds=4)
     call(run.path, "--tensorboard", tmp_path / "tb")

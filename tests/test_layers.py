@@ -52,10 +52,11 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def height(module: str) -> int:
-    while module not in HEIGHT:
-        module, dot, _ = module.rpartition(".")
+    room = module
+    while room not in HEIGHT:
+        room, dot, _ = room.rpartition(".")
         assert dot, f"{module} has no place in LAYERS"
-    return HEIGHT[module]
+    return HEIGHT[room]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from mfedpba_mpi.comm.wire import Layout
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.mfedpba import MFedPBAServer
+from mfedpba_mpi.methods.base import Client
+from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.methods.mfedpba import MFedPBA, MFedPBAServer
 
 
 def test_a_run_writes_every_round_under_the_fixed_names(finished):
@@ -135,9 +138,32 @@ def test_a_non_finite_loss_stops_the_run_and_is_named(finished):
         finished(lr=1e18, method="local", rounds=5)
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
+def test_a_non_finite_upload_is_named(finished, monkeypatch, method):
+    def diverge(self, *_):
+        for parameter in self.model.parameters():
+            parameter.data.fill_(torch.nan)
+
+    monkeypatch.setattr(Client, "train", diverge)
+    with pytest.raises(RunError, match=r"client 0, round 1: its \w+ is not finite; lower --lr"):
+        finished(method=method)
+
+
 def test_a_non_finite_server_term_is_named(finished, monkeypatch):
     monkeypatch.setattr("mfedpba_mpi.methods.mfedpba.contrastive_loss", lambda *_: torch.tensor(float("nan")))
     with pytest.raises(RunError, match="server, round 1, step 1: L_con is not finite"):
+        finished()
+
+
+def test_what_is_broadcast_has_a_name_that_the_log_has_not(finished, monkeypatch):
+    monkeypatch.setattr(MFedPBA, "reply", lambda *_: Layout({"E": (3, 8)}))
+    with pytest.raises(TypeError, match="MFedPBA broadcasts E, which the log's /final has; rename it"):
+        finished()
+
+
+def test_a_first_message_that_nobody_makes_is_refused(finished, monkeypatch):
+    monkeypatch.setattr(MFedPBA, "first", lambda _: Layout({"W": (3, 8)}))
+    with pytest.raises(ValueError, match="message has \\[\\], its layout \\['W'\\]"):
         finished()
 
 

@@ -9,6 +9,7 @@ import click
 
 from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, check_name
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.options import nearest
 
 if TYPE_CHECKING:
     from mfedpba_mpi.data.store import FeatureStore
@@ -29,7 +30,7 @@ def data() -> None:
     """List, inspect, import and synthesize datasets."""
 
 
-@data.command("list")
+@data.command("list", short_help="List the datasets.")
 @data_dir_option
 def list_(data_dir: Path) -> None:
     """List the datasets of the catalog and all others in the data directory."""
@@ -61,20 +62,25 @@ def _shape(info: Dataset) -> list[str]:
     return [info.name, str(info.samples), str(info.classes), views]
 
 
-@data.command()
+@data.command(short_help="Show what a dataset holds.")
 @click.argument("name", metavar="NAME|FILE.h5")
 @data_dir_option
 def inspect(name: str, data_dir: Path) -> None:
-    """Show what a dataset holds: modalities, class sizes, where it comes from."""
+    """Show what a dataset holds: modalities, class sizes, where it comes from.
+
+    \b
+    mfedpba-mpi data inspect mfeat
+    """
     from mfedpba_mpi.console import console
     from mfedpba_mpi.data.store import FeatureStore, locate
 
     path = locate(name, data_dir)
     if path is None:
         place = name if name.endswith(".h5") else f"{name} in {data_dir}"
+        hint = nearest(name, [*CATALOG, *(there.stem for there in data_dir.glob("*.h5"))])
         raise UserError(
-            f"there is no dataset {place}; `mfedpba-mpi data list` shows what there is, `data synthesize` makes a "
-            "stand-in, `data import` brings in the real one"
+            f"there is no dataset {place}{hint}; `mfedpba-mpi data list` shows what there is, `data synthesize` makes "
+            "a stand-in, `data import` brings in the real one"
         )
     store = FeatureStore(path)
     click.echo("SYNTHETIC: made up, not measured" if store.origin == "synthetic" else "real data")
@@ -126,7 +132,7 @@ def show(store: FeatureStore) -> None:
     console().print(table(["provenance", ""], provenance))
 
 
-@data.command()
+@data.command(short_help="Make a synthetic dataset.")
 @click.argument("name", metavar=f"{'|'.join(CATALOG)}|synthetic")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="another seed, another dataset")
 @click.option("--out", type=PathType, metavar="FILE.h5", help="[default: DIR/synthetic/NAME.h5]")
@@ -143,7 +149,12 @@ def synthesize(
     dims: str | None,
     data_dir: Path,
 ) -> None:
-    """Make a synthetic stand-in with the shape of a catalog entry, or a synthetic set of any shape."""
+    """Make a synthetic stand-in with the shape of a catalog entry, or a synthetic set of any shape.
+
+    \b
+    mfedpba-mpi data synthesize youtube
+    mfedpba-mpi data synthesize synthetic --samples 6000 --dims 64,128,32 --out data/mine.h5
+    """
     from mfedpba_mpi.data.store import FeatureStore
     from mfedpba_mpi.data.synthetic import cache_name, free_form, write_synthetic
     from mfedpba_mpi.options import unknown

@@ -102,8 +102,10 @@ def _read(source: Path, scratch: Path, base: Dataset | None) -> tuple[Reader, So
     if reader is None and source.suffix in ARCHIVES:
         raise UserError(f"{source} is an archive; unpack it and give the directory")
     if reader is None:
-        known = "; ".join(reader.FORMAT for reader in READERS)
-        raise UserError(f"{source} is in no format known here; known are: {known}")
+        near = [str(path) for path in sorted(source.glob(f"{base.name}*"))] if base and source.is_dir() else []
+        hint = f" (did you mean {' or '.join(near[:3])}?)" if near else ""
+        known = "; ".join(reader.FORMAT for reader in ((h5, mat, tables, *original) if base else READERS))
+        raise UserError(f"{source} is in no format known here{hint}; known are: {known}")
     size = sum(file.stat().st_size for file in ([source] if source.is_file() else source.rglob("*")) if file.is_file())
     try:
         with limited(PATIENCE + size / SLOWEST):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,11 +92,22 @@ class Problem:
         return shared
 
 
+@contextmanager
+def torch_stream(seed: int, purpose: str, *key: int) -> Iterator[None]:
+    """What torch draws in here comes from the stream (seed, purpose, *key), see `rng`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, purpose, *key))
+        yield
+
+
 class Client(ABC):
     """A client's data, network and local training; a method adds its loss and its messages.
 
     What a method trains besides extractors and classifier it adds to `model`, so that it belongs to the client's state.
+    `terms` name what its loss is made of, in the order of `Loss.means`; they are logged as /rounds/loss_<term>.
     """
+
+    terms: ClassVar[tuple[str, ...]] = ("ce",)
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         self.k, self.problem, self.device = k, problem, device
@@ -103,8 +115,7 @@ class Client(ABC):
         self.config = config = problem.config
         self.params: Any = config.params
         modalities = [problem.info.modalities[m] for m in self.spec.modalities]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(config.seed, "weights", k))
+        with torch_stream(config.seed, "weights", k):
             self.model = ClientModel(
                 modalities, self.spec.architectures, problem.d, problem.C, config.fusion, config.init
             ).to(device)  # fmt: skip
@@ -159,17 +170,14 @@ class Client(ABC):
         return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts)
 
     @torch.no_grad()
-    def train(self, t: int, terms: Sequence[str], make_loss: Callable[[Epoch], Loss]) -> None:
-        """E epochs of plain SGD.
+    def train(self, t: int, make_loss: Callable[[Epoch], Loss]) -> None:
+        """E epochs of plain SGD on the loss that `make_loss` prepares for each.
 
-        Parameters
-        ----------
-        terms : names of the loss terms, for the log; their means over the batches end up in `self.losses`, and that of
-            ||g||^2 in `self.gradient_norm2` where gradients are tracked.
-        make_loss : prepares an epoch.
+        The means of its `terms` over the batches end up in `self.losses`, and that of ||g||^2 in `self.gradient_norm2`
+        where gradients are tracked.
         """
         lr, ways = self.rates()[0], [descend(extractor) for extractor in self.model.extractors]
-        means = torch.zeros(len(terms), device=self.device)
+        means = torch.zeros(len(self.terms), device=self.device)
         gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
         for number in range(self.config.epochs):
@@ -184,7 +192,7 @@ class Client(ABC):
                         if way.learns:
                             way.backward(g, lr, False)
                 means += loss.means() / self.config.epochs
-        self.losses = dict(zip(terms, means.tolist(), strict=True))
+        self.losses = dict(zip(self.terms, means.tolist(), strict=True))
         self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
             if not np.isfinite(value):
@@ -225,9 +233,9 @@ class Server(ABC):
         self.record: dict[str, Any] = {}  # of the last step: name in /rounds -> number or vector
         self.warnings: list[str] = []  # to be shown and forgotten
 
-    def first_message(self) -> Message | None:
-        """What every client is sent before round 1, laid out as a reply of round 0."""
-        return None
+    def first_message(self) -> Message:
+        """What every client is sent before round 1, laid out as `Method.first` says."""
+        return {}
 
     @abstractmethod
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message | Mapping[int, Message]:
@@ -256,7 +264,6 @@ class Method:
 
     client_class: ClassVar[type[Client]]
     server_class: ClassVar[type[Server] | None] = None  # None: there is nothing to do for one
-    client_terms: ClassVar[tuple[str, ...]] = ("ce",)  # of the loss, logged as /rounds/loss_<term>
     phases: ClassVar[int] = 1
     predicts_from_reply: ClassVar[bool] = False  # whether evaluating round t needs the reply of round t
 
@@ -277,12 +284,16 @@ class Method:
         """The server, if there is one."""
         return self.server_class(self.problem, device) if self.server_class else None
 
+    def first(self) -> Layout:
+        """Layout of what the server sends to all before round 1."""
+        return NOTHING
+
     def upload(self, t: int, phase: int, k: int) -> Layout:
         """Layout of client k's upload."""
         return NOTHING
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
-        """Layout of the reply to client k; that of round 0 is `Server.first_message`'s."""
+        """Layout of the reply to client k."""
         return NOTHING
 
     def replies_differ(self, t: int, phase: int) -> bool:

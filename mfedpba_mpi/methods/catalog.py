@@ -185,6 +185,12 @@ class MFedPBA(Parameters):
 METHODS: dict[str, type[Parameters]] = {
     cls.__name__.lower(): cls for cls in (Local, FedProto, FedTGP, FedPall, Harmony, FedMVP, FedMobile, MFedPBA)
 }
+SHIPPED = tuple(METHODS)
+
+
+def owners(parameter: str) -> list[str]:
+    """The methods that have a parameter of this name."""
+    return [method for method, cls in METHODS.items() if parameter in fields_of(cls)]
 
 
 def make_params(
@@ -209,11 +215,13 @@ def make_params(
                 hint = nearest(name, parameters)
                 raise UserError(f"method {other} has no parameter {shown(name)}{hint}; it has: {allowed}")
         if other != method and table:
-            raise UserError(f"{', '.join(table)}: belongs to method {other}, but this run's method is {method}")
+            names = ", ".join(f"{other}.{name}" for name in table)
+            fix = f"drop it, or use --method {other}"
+            raise UserError(f"{names}: belongs to method {other}, but this run's method is {method}; {fix}")
     for name in flags:
         if name not in known:
-            owners = " or ".join(other for other in METHODS if name in fields_of(METHODS[other]))
-            raise UserError(f"{name.replace('_', '-')}: belongs to method {owners}, but this run's method is {method}")
+            who = " or ".join(owners(name))
+            raise UserError(f"{name.replace('_', '-')}: belongs to method {who}, but this run's method is {method}")
     given = {**tables.get(method, {}), **flags}
     values = {name: value for name, value in preset.items() if name in known} | given
     return cls(**{name: check(cls, name, value, where=f"{method}.") for name, value in values.items()})
@@ -230,4 +238,6 @@ _REGISTERED: dict[str, type[Method]] = {}
 def register(params: type[Parameters], method: type[Method]) -> None:
     """Make a method of your own known, by the name of its parameters' class in lower case; see examples/."""
     name = params.__name__.lower()
+    if name in SHIPPED:
+        raise ValueError(f"{name} comes with the program; call yours something else")
     METHODS[name], _REGISTERED[name] = params, method

@@ -44,7 +44,7 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Method, Problem, Server
+from mfedpba_mpi.methods.base import Method, Problem, Server, torch_stream
 from mfedpba_mpi.methods.catalog import FedMobile as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
@@ -108,6 +108,7 @@ class FedMobileClient(HeadClient):
     """A client whose student R_k rebuilds, in one token, the features of the modalities it lacks."""
 
     params: Params
+    terms = ("ce", "rec", "gen")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
@@ -115,19 +116,14 @@ class FedMobileClient(HeadClient):
         self.R: nn.Module | None = None
         if self.missing:
             d = problem.d
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(torch_seed(self.config.seed, "reconstruction", k))
+            with torch_stream(self.config.seed, "reconstruction", k):
                 self.R = self.model.R = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d)).to(device)
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         set_head(self.model.classifier, inbox)
         numbers = count()
-        self.train(t, FedMobile.client_terms, lambda epoch: self._client_loss(epoch, inbox, t, next(numbers)))
-        upload = {**head_message(self.model.classifier), "l": self._contribution()}
-        for name, value in upload.items():
-            if not value.isfinite().all():
-                raise RunError(f"client {self.k}, round {t}: upload {name} is not finite; lower --lr")
-        return upload
+        self.train(t, lambda epoch: self._client_loss(epoch, inbox, t, next(numbers)))
+        return {**head_message(self.model.classifier), "l": self._contribution()}
 
     def predict(self, t: int, Z: Tensor, inbox: Message) -> Sequence[Tensor]:
         return [self._rebuilt(Z)[0].argmax(-1)]
@@ -321,14 +317,16 @@ class FedMobile(Method):
 
     client_class = FedMobileClient
     server_class = FedMobileServer
-    client_terms = ("ce", "rec", "gen")
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         return Layout({**head_shapes(self.problem), "l": ()})
 
-    def reply(self, t: int, phase: int, k: int) -> Layout:
+    def first(self) -> Layout:
         payload = {**head_shapes(self.problem), **generator_shapes(self.problem, self.params)}
         return Layout(payload, {"taught": (self.problem.M,)})
+
+    def reply(self, t: int, phase: int, k: int) -> Layout:
+        return self.first()
 
 
 METHOD = FedMobile

@@ -45,7 +45,7 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Method, Problem, Server
+from mfedpba_mpi.methods.base import Method, Problem, Server, torch_stream
 from mfedpba_mpi.methods.catalog import FedMVP as Params
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
@@ -77,12 +77,12 @@ class FedMVPClient(HeadClient):
     """A client that completes its tokens from the global class bank and joins them by a network of its own."""
 
     params: Params
+    terms = ("ce", "mcm", "ram")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
         self.completes = self.params.completion and len(self.spec.modalities) < problem.M
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(self.config.seed, "joint", k))
+        with torch_stream(self.config.seed, "joint", k):
             self.joint, self.A = Joint(problem.d).to(device), nn.Linear(problem.d, problem.d).to(device)
         self.model.joint = self.joint
         if self.params.alpha:  # only L_MCM trains A
@@ -90,12 +90,8 @@ class FedMVPClient(HeadClient):
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         set_head(self.model.classifier, inbox)
-        self.train(t, FedMVP.client_terms, lambda epoch: self._client_loss(epoch, inbox))
-        h_k = head_message(self.model.classifier)
-        for name, value in h_k.items():
-            if not value.isfinite().all():
-                raise RunError(f"client {self.k}, round {t}: classifier {name} is not finite; lower --lr")
-        return h_k
+        self.train(t, lambda epoch: self._client_loss(epoch, inbox))
+        return head_message(self.model.classifier)
 
     def predict(self, t: int, Z: Tensor, inbox: Message) -> Sequence[Tensor]:
         return [self.model.classifier(self._forward(Z, self._completion(inbox)).zJ).argmax(-1)]
@@ -227,13 +223,15 @@ class FedMVP(Method):
 
     client_class = FedMVPClient
     server_class = FedMVPServer
-    client_terms = ("ce", "mcm", "ram")
+
+    def first(self) -> Layout:
+        return Layout(head_shapes(self.problem))
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
-        return Layout(head_shapes(self.problem))
+        return self.first()
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
-        return Layout(head_shapes(self.problem))
+        return self.first()
 
 
 METHOD = FedMVP

@@ -38,11 +38,11 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
+from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server, torch_stream
 from mfedpba_mpi.methods.catalog import FedPall as Params
 from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
-from mfedpba_mpi.rng import generator, torch_seed
+from mfedpba_mpi.rng import generator
 
 _EPS = 1e-5  # of BatchNorm
 
@@ -51,6 +51,7 @@ class FedPallClient(HeadClient):
     """A client that fools the discriminator, is drawn to the global prototypes, and uploads its features mixed."""
 
     params: Params
+    terms = ("ce", "adv", "nce")
 
     z: Tensor  # (items, n_k, d), from phase A to phase B of a round
     p: Tensor  # (C, d), its class means; rows of absent classes mean nothing
@@ -61,12 +62,10 @@ class FedPallClient(HeadClient):
         with torch.no_grad():
             self.model.classifier.weight.lerp_(inbox["W"], self.params.rho)
             self.model.classifier.bias.lerp_(inbox["b"], self.params.rho)
-        self.train(t, FedPall.client_terms, lambda epoch: self._loss(epoch, inbox))
+        self.train(t, lambda epoch: self._loss(epoch, inbox))
         self.z = torch.cat([self.model.fuse(Z) for _, Z in self.clean_pass(self.train_rows, len(self.train_labels))], 1)
         members = F.one_hot(self.train_labels, self.problem.C).to(self.z.dtype).T
         self.p = members @ self.z.mean(0) / members.sum(1, keepdim=True).clamp(min=1)
-        if not self.p.isfinite().all():
-            raise RunError(f"client {self.k}, round {t}: prototypes p are not finite; lower --lr")
         return {"p": self.p}
 
     def _loss(self, epoch: Epoch, inbox: Message) -> Loss:
@@ -157,8 +156,7 @@ def discriminator_shapes(problem: Problem, h: int) -> dict[str, tuple[int, ...]]
 def draw_discriminator(problem: Problem, h: int, device: torch.device) -> dict[str, Tensor]:
     """The common start of a run, drawn as PyTorch draws such layers; what is trained requires gradients."""
     D: dict[str, Tensor] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(problem.config.seed, "discriminator"))
+    with torch_stream(problem.config.seed, "discriminator"):
         for name, shape in discriminator_shapes(problem, h).items():
             if name.startswith("D_W"):
                 start = nn.Linear(shape[1], shape[0], bias=False).weight.detach()
@@ -288,7 +286,6 @@ class FedPall(Method):
 
     client_class = FedPallClient
     server_class = FedPallServer
-    client_terms = ("ce", "adv", "nce")
     phases = 2
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
@@ -300,10 +297,13 @@ class FedPall(Method):
         items = client.n_train * items_per_sample(self.problem, client)
         return Layout({"V": (items, d), "y": (items,)})
 
-    def reply(self, t: int, phase: int, k: int) -> Layout:
-        if t > 0 and phase == 0:
-            return Layout({"Pbar": (self.problem.C, self.problem.d)}, {"Pbar_present": (self.problem.C,)})
+    def first(self) -> Layout:
         return Layout(head_shapes(self.problem) | discriminator_shapes(self.problem, self.params.disc_hidden))
+
+    def reply(self, t: int, phase: int, k: int) -> Layout:
+        if phase == 0:
+            return Layout({"Pbar": (self.problem.C, self.problem.d)}, {"Pbar_present": (self.problem.C,)})
+        return self.first()
 
 
 METHOD = FedPall

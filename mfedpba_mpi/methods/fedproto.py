@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
+from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Client, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedProto as Params
 from mfedpba_mpi.methods.training import Epoch, HeadLoss
@@ -65,6 +64,7 @@ class FedProtoClient(Client):
     """A client that pulls every sample's feature towards the global prototype of its class."""
 
     params: Params
+    terms = ("ce", "proto")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
@@ -74,11 +74,9 @@ class FedProtoClient(Client):
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         shape = len(self.spec.modalities), self.problem.C, self.problem.d
         seen = SeenFeatures(*shape, self.device) if self.params.proto_source == "train" else None
-        self.train(t, FedProto.client_terms, lambda epoch: FedProtoLoss(self, epoch, inbox, seen))
+        self.train(t, lambda epoch: FedProtoLoss(self, epoch, inbox, seen))
         E = seen.means() if seen else self.prototypes()["E"]
         P = E if self.by_modality else self.model.fuse(E).mean(0)  # a mean of sums is the sum of means
-        if not P.isfinite().all():
-            raise RunError(f"client {self.k}, round {t}: prototypes are not finite; lower --lr")
         P = P.where(self.shared[:, None], 0)
         return {"P": P, "seen": seen.n > 0} if seen else {"P": P}
 
@@ -190,7 +188,6 @@ class FedProto(Method):
 
     client_class = FedProtoClient
     server_class: ClassVar[type[Server]] = FedProtoServer
-    client_terms = ("ce", "proto")
     predicts_from_reply = True
 
     @property
@@ -203,8 +200,6 @@ class FedProto(Method):
         return Layout({"P": shape}, {"seen": shape[-2:-1]} if self.params.proto_source == "train" else None)
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
-        if t == 0:
-            return NOTHING
         shape = self._shape(k)
         return Layout({"P_G": shape}, {"P_present": shape[:-1]})
 

@@ -35,10 +35,10 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Problem, Server
+from mfedpba_mpi.methods.base import Problem, Server, torch_stream
 from mfedpba_mpi.methods.catalog import FedTGP as Params
 from mfedpba_mpi.methods.fedproto import EXACT, FedProto, average_prototypes
-from mfedpba_mpi.rng import generator, torch_seed
+from mfedpba_mpi.rng import generator
 
 
 class TrainablePrototypes(nn.Module):
@@ -102,8 +102,7 @@ class FedTGPServer(Server):
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
         config = problem.config
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(config.seed, "server"))
+        with torch_stream(config.seed, "server"):
             self.network = TrainablePrototypes(problem.C, problem.d, self.params.hidden or problem.d).to(device)
         self.present = problem.shared(device)  # (K, C)
         self.lr = config.lr if self.params.server_lr is None else self.params.server_lr

@@ -47,7 +47,6 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Client, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import Harmony as Params
 from mfedpba_mpi.methods.clustering import kmeans
@@ -120,17 +119,13 @@ class HarmonyClient(Client):
         reference = self.model.get_buffer("reference")
         if self.stage == FUSION and self.params.average == "updates":
             reference.copy_(matrix(self.model.classifier))
-        self.train(t, Harmony.client_terms, self._loss)
+        self.train(t, self._loss)
         self.model.get_buffer("last_round").fill_(t)
-        uploads: dict[str, Tensor] = {}
         if self.stage == UNIMODAL:
-            uploads = {"heads": matrix(self.unimodal)}
-        elif self.stage == FUSION:
-            uploads = {"delta": matrix(self.model.classifier) - reference, "bias": self._bias()}
-        for name, value in uploads.items():
-            if not value.isfinite().all():
-                raise RunError(f"client {self.k}, round {t}: the upload {name} is not finite; lower --lr")
-        return uploads
+            return {"heads": matrix(self.unimodal)}
+        if self.stage == FUSION:
+            return {"delta": matrix(self.model.classifier) - reference, "bias": self._bias()}
+        return {}
 
     def _settle(self, t: int, inbox: Message) -> None:
         """Apply the reply to the last training, if that was in an earlier round; enter stage 2 when it is time."""
@@ -245,6 +240,9 @@ class Harmony(Method):
     client_class = HarmonyClient
     server_class = HarmonyServer
 
+    def first(self) -> Layout:
+        return Layout({"start": (self.problem.C, self.problem.d + 1)})
+
     def upload(self, t: int, phase: int, k: int) -> Layout:
         own, head = len(self.problem.clients[k].modalities), (self.problem.C, self.problem.d + 1)
         layouts = {UNIMODAL: Layout({"heads": (own, *head)}), FUSION: Layout({"delta": head, "bias": (own,)})}
@@ -252,8 +250,6 @@ class Harmony(Method):
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
         own, head = len(self.problem.clients[k].modalities), (self.problem.C, self.problem.d + 1)
-        if t == 0:
-            return Layout({"start": head})
         layouts = {UNIMODAL: Layout({"mean": (own, *head)}), FUSION: Layout({"delta": head})}
         return layouts.get(stage_of(self.problem, t, k), NOTHING)
 

@@ -11,7 +11,7 @@ class LocalClient(Client):
     """A client that minimises cross-entropy."""
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
-        self.train(t, Local.client_terms, lambda epoch: HeadLoss(self, epoch))
+        self.train(t, lambda epoch: HeadLoss(self, epoch))
         return {}
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from mfedpba_mpi.alignment.autoencoder import PrototypeAutoencoder, PrototypeBatch
 from mfedpba_mpi.alignment.gromov import StructureAlignment
 from mfedpba_mpi.alignment.losses import aggregate_logits, contrastive_loss, reconstruction_loss
-from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
+from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Client, Method, Problem, Server
@@ -61,6 +61,7 @@ class MFedPBAClient(Client):
     """A client that pulls its batch prototypes towards the global ones."""
 
     params: Params
+    terms = ("ce", "fea", "logit")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
@@ -69,12 +70,8 @@ class MFedPBAClient(Client):
         self.shared = self.shares()
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
-        self.train(t, MFedPBA.client_terms, lambda epoch: MFedPBALoss(self, epoch, inbox))
-        uploads = self.prototypes()
-        for name, value in uploads.items():
-            if not value.isfinite().all():
-                raise RunError(f"client {self.k}, round {t}: prototypes {name} are not finite; lower --lr")
-        return {name: value.where(self.shared[:, None], 0) for name, value in uploads.items()}
+        self.train(t, lambda epoch: MFedPBALoss(self, epoch, inbox))
+        return {name: value.where(self.shared[:, None], 0) for name, value in self.prototypes().items()}
 
     def own(self, inbox: Message) -> tuple[Tensor, Tensor]:
         """(P_G, present) of the client's own modalities."""
@@ -272,15 +269,12 @@ class MFedPBA(Method):
 
     client_class = MFedPBAClient
     server_class = MFedPBAServer
-    client_terms = ("ce", "fea", "logit")
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
         p = self.problem
         return Layout({"E": (len(p.clients[k].modalities), p.C, p.d), "I": (p.C, p.C)})
 
     def reply(self, t: int, phase: int, k: int) -> Layout:
-        if t == 0:
-            return NOTHING
         M, C, d = self.problem.M, self.problem.C, self.problem.d
         return Layout({"P_G": (M, C, d), "I_G": (C, C)}, {"P_present": (M, C), "I_present": (C,)})
 

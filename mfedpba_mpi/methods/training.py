@@ -116,8 +116,11 @@ class HeadLoss(Loss):
     """L_ce of the classifier, with its gradient by hand; a method may add gradients of its own on the way back."""
 
     def __init__(self, client: Client, epoch: Epoch):
-        self.model, self.epoch, self.lr = client.model, epoch, client.config.lr
+        self.model, self.epoch = client.model, epoch
+        ((parameters, self.lr),) = client.rates()[1]
         head = self.model.classifier
+        if len(parameters) != len(list(head.parameters())):
+            raise TypeError(f"{type(self).__name__} trains the classifier alone; for more there is AutogradLoss")
         self.W, self.b = head.weight.detach(), head.bias.detach()
         self.W_t = self.W.t()
         self.Y = F.one_hot(epoch.y, client.problem.C).to(self.W.dtype)

@@ -260,7 +260,8 @@ class Chain(Pass):
     """Layers one after the other; on the way back it stops at the first one that learns, if nobody is further on."""
 
     def __init__(self, layers: Iterable[nn.Module]):
-        self.passes = [PASSES[type(layer)](layer) for layer in layers]
+        self.passes = [PASSES.get(type(layer), AutogradPass)(layer) for layer in layers]
+        self.by_hand = all(each.by_hand for each in self.passes)
         first = next(i for i, each in enumerate(self.passes) if each.learns)
         self.back = [(each, i > first) for i, each in enumerate(self.passes)][first:][::-1]
 

@@ -168,11 +168,16 @@ BUILDERS: dict[str, Builder] = {
 }
 
 
+SHIPPED = tuple(BUILDERS)
+
+
 def register(family: str, types: str, builder: Builder) -> None:
     """Make a family of extractors of your own known, for modalities of these types (letters of I, L, A, T).
 
     From then on it is among those that networks are drawn from; ``--families`` says which. See examples/.
     """
+    if family in SHIPPED:
+        raise ValueError(f"{family} comes with the program; call yours something else")
     FAMILIES[family], BUILDERS[family] = types, builder
 
 

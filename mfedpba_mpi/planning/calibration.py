@@ -65,9 +65,9 @@ def calibrate(problem: Problem) -> Rates:
     inbox: dict[int, Message] = {k: {} for k in sample}
     comm = Comm()
     comm.place([0.0] * K)
-    first = server.first_message() if server else None
+    first = server.first_message() if server else {}
     for k, client in clients.items():
-        inbox[k] = dict(first or {})
+        inbox[k] = dict(first)
         client.begin(inbox[k])
     for t in (1, 2):  # the first warms up
         train, evaluate, server_seconds, packing = np.zeros(K), np.zeros(K), 0.0, 0.0

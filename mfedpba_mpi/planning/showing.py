@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from mfedpba_mpi.comm.devices import pick
-from mfedpba_mpi.console import bytes_of, count, table
+from mfedpba_mpi.console import bytes_of, count, duration, table
 from mfedpba_mpi.planning.plan import NETWORK, Plan, activation_bytes, client_bytes
 
 CUDA_BYTES = 500e6  # of a process, for its CUDA context: an assumption
@@ -48,12 +48,8 @@ def report(plan: Plan) -> Iterator[str | Table]:
         )
         yield f"GPUs: {turns}{', ...' if machine.per_node > 3 else ''}; no speed is predicted for them"
     else:
-        total = plan.seconds * config.rounds
-        yield (
-            f"time: {plan.seconds:.3g} s a round, {total / 3600:.2g} h for {config.rounds} rounds"
-            if total > 3600
-            else f"time: {plan.seconds:.3g} s a round, {total:.3g} s for {config.rounds} rounds"
-        )
+        total = f"{duration(plan.seconds * config.rounds)} for {count(config.rounds, 'round')}"
+        yield f"time: {plan.seconds:.3g} s a round, {total}"
     yield (
         f"measured here, on this machine's cores: {plan.rates.sampled} of {problem.K} clients, the server "
         f"({plan.rates.server:.2g} s a round), packing ({plan.rates.packing:.1g} s), a process "

@@ -15,6 +15,7 @@ from pathlib import Path
 from mfedpba_mpi.errors import UserError
 
 LOCK_NAME = ".lock"
+IN_USE = "is in use by"  # in what is said to those who come later
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def _take(descriptor: int, path: Path) -> None:
 def _taken(path: Path, owner: dict[str, object], hint: str = "") -> UserError:
     who = f"process {owner['pid']} on {owner['host']} since {owner['since']}" if owner else "another process"
     return UserError(
-        f"out: {path.parent} is in use by {who}, which holds {path.name}{hint}; wait for it, or choose another --out"
+        f"out: {path.parent} {IN_USE} {who}, which holds {path.name}{hint}; wait for it, or choose another --out"
     )
 
 

@@ -26,7 +26,7 @@ LOG_NAME, CHECKPOINTS = "run.h5", "checkpoints"  # in a run's directory
 BLOCK = 512  # where HDF5 first looks for itself, after 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run as far as it has come.
 
@@ -42,6 +42,11 @@ class Run:
     rounds: dict[str, np.ndarray]
     partition: dict[str, Any]
     final: dict[str, Any]
+
+    def __repr__(self) -> str:
+        done, config = len(self.rounds.get("tested", ())), self.attributes["config"]
+        what = f"{self.attributes['label']} on {self.attributes['dataset']}{self.remark}"
+        return f"<Run {self.path.parent}: {what}, {self.status} after {done} of {config['rounds']} rounds>"
 
     @property
     def status(self) -> str:

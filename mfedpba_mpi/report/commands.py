@@ -13,9 +13,9 @@ from mfedpba_mpi.errors import UserError
 
 @click.command(short_help="Make a page with figures and tables of a run, several runs or a study.")
 @click.argument("sources", metavar="RUN...", nargs=-1, required=True, type=PathType)
-@click.option("--out", type=PathType, default=Path("report"), metavar="DIR", help="where it goes  [default: report]")
+@click.option("--out", type=PathType, metavar="DIR", help="where it goes  [default: report/<names of the runs>]")
 @click.option("--open", "opening", is_flag=True, help="open the page in a browser")
-def report(sources: tuple[Path, ...], out: Path, opening: bool) -> None:
+def report(sources: tuple[Path, ...], out: Path | None, opening: bool) -> None:
     """Make OUT/index.html, one page that needs nothing else, and OUT/figures and OUT/tables for papers.
 
     \b
@@ -23,15 +23,18 @@ def report(sources: tuple[Path, ...], out: Path, opening: bool) -> None:
     mfedpba-mpi report runs/mfeat-m2-local-s0 runs/mfeat-m2-mfedpba-s0      runs beside each other
     mfedpba-mpi report runs/main-table                            a study
     """
+    from mfedpba_mpi.console import count
     from mfedpba_mpi.report.making import make_page
 
     page = make_page(sources)
+    out = out or Path("report") / "+".join(path.resolve().name for path in sources)[:200]
     try:
         out.mkdir(parents=True, exist_ok=True)
         page.write_files(out)
         page.write(out / "index.html")
     except OSError as error:
         raise UserError(f"out: cannot write in {out}: {error.strerror}; choose another --out") from None
-    click.echo(f"{len(page.figures)} figures and {len(page.tables)} tables in {out}; the page: {out / 'index.html'}")
-    if opening:
-        webbrowser.open((out / "index.html").resolve().as_uri())
+    made = f"{count(len(page.figures), 'figure')} and {count(len(page.tables), 'table')}"
+    click.echo(f"{made} in {out}; the page: {out / 'index.html'}")
+    if opening and not webbrowser.open((out / "index.html").resolve().as_uri()):
+        click.echo("there is no browser here; open the page with another")

@@ -9,22 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from mfedpba_mpi.console import duration
+from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import flat
-from mfedpba_mpi.records.run import Run, load_run, remark_of
+from mfedpba_mpi.records.run import LOG_NAME, Run, load_run, remark_of
 from mfedpba_mpi.report import prototype_figures, run_figures, study_figures
 from mfedpba_mpi.report.page import Page
+from mfedpba_mpi.report.style import caption_of
 from mfedpba_mpi.screen import client_rows, payload_line
 from mfedpba_mpi.studies.formats import as_table
 from mfedpba_mpi.studies.state import overview, state_of
 from mfedpba_mpi.studies.study import FILE, SEED, Study, read_study
 from mfedpba_mpi.studies.tables import cell_of, tabulate
 
-SECTIONS = {
-    "Data": ("partition",),
-    "Training": ("accuracy", "losses", "gradients"),
-    "Prototypes": ("prototypes", "structures"),
-    "Cost": ("communication", "times"),
-}  # of a run's page, and the figures there
+CLIENTS = "Accuracy of each client k0, k1, ... (mean of the last five rounds)"
 ACCURACIES = {"mean of the last five": "last_five", "last round": "last", "best round": "best"}
 
 
@@ -32,6 +29,11 @@ def make_page(sources: Sequence[Path]) -> Page:
     """The page of what is in these directories: a study, a run, or several runs."""
     if len(sources) == 1 and (sources[0] / FILE).is_file():
         return study_page(read_study(sources[0] / FILE), sources[0])
+    for path in sources:
+        if (path / FILE).is_file():
+            raise UserError(f"report: {path} is a study, which has a page of its own; give it alone, or give runs")
+        if path.is_dir() and not (path / LOG_NAME).is_file():
+            raise UserError(f"report: {path} holds neither {LOG_NAME} nor {FILE}; give the directory of one that does")
     runs = [load_run(path) for path in sources]
     return run_page(runs[0]) if len(runs) == 1 else runs_page(runs)
 
@@ -42,20 +44,19 @@ def run_page(run: Run) -> Page:
     config = attributes["config"]
     page = Page(
         f"{attributes['label']} on {attributes['dataset']}",
-        f"{config['partition']}, {config['clients']} clients, fusion {config['fusion']}, seed {config['seed']}; "
-        f"{run.status} after {rounds} of {config['rounds']} rounds",
+        f"{_problem([run])}; {run.status} after {rounds} of {config['rounds']} rounds",
         run.remark.strip(" ()"),
     )
     page.section("Result")
     page.facts(_result(run))
     if len(run.evaluated):
         page.table("clients", "Clients after the last evaluated round", *client_rows(run))
-    drawn = {name: (title, figure) for name, title, figure in run_figures.drawable(run)}
-    for section, names in SECTIONS.items():
-        if there := [name for name in names if name in drawn]:
-            page.section(section)
-        for name in there:
-            page.figure(name, *drawn[name])
+    section = ""
+    for name, figure in run_figures.drawn(run):
+        what = run_figures.FIGURES[name]
+        if what.section != section:
+            page.section(section := what.section)
+        page.figure(name, what.title, figure, caption_of(what.draw))
     page.section("Settings and machine")
     page.facts(flat(config))
     machine = ("version", "torch", "mpi", "ranks", "device", "threads", "started", "data_fingerprint")
@@ -75,24 +76,51 @@ def _result(run: Run) -> dict[str, object]:
     return {name: value for name, value in facts.items() if value != ""}
 
 
+def _problem(runs: Sequence[Run]) -> str:
+    """What runs have in common of what was to be learnt, by whom, in a few words."""
+    words = {
+        "partition": "{}", "clients": "{} clients", "alpha": "alpha {}", "fusion": "fusion {}", "seed": "seed {}"
+    }  # fmt: skip
+    shared = {name: {run.attributes["config"].get(name) for run in runs} for name in words}
+    return ", ".join(words[name].format(*values) for name, values in shared.items() if len(values - {None}) == 1)
+
+
+def _differing(runs: Sequence[Run]) -> dict[str, list[object]]:
+    """The settings in which runs differ, by name, with each run's value; but for what one method alone has."""
+    settings = [flat(run.attributes["config"]) for run in runs]
+    names = dict.fromkeys(name for values in settings for name in values)
+    found = {name: [values[name] for values in settings if name in values] for name in names}
+    uneven = [name for name, values in found.items() if any(value != values[0] for value in values)]
+    return {name: [values.get(name, "") for values in settings] for name in uneven}
+
+
 def runs_page(runs: Sequence[Run]) -> Page:
     """Runs beside each other; those that differ in nothing but the seed are one group."""
-    groups = grouped(runs)
-    page = Page(f"{len(runs)} runs: {', '.join(groups)}", remark=remark_of(runs))
+    groups, differing = grouped(runs), _differing(runs)
+    datasets = list(dict.fromkeys(run.attributes["dataset"] for run in runs))
+    page = Page(f"{', '.join(groups)} on {' and '.join(datasets)}", _problem(runs), remark_of(runs))
     page.section("Result")
+    if apart := [name for name in differing if name not in ("method", SEED)]:
+        page.text(f"These runs differ in {', '.join(apart)}: look at the table of runs below before comparing them.")
     rows = []
     for name, group in groups.items():
         cells = [cell_of([100 * run.summary()[m] for run in group if run.summary()]) for m in ACCURACIES.values()]
         rows.append([name, len(group), *(cell.text(2) if cell else None for cell in cells)])
     page.table("accuracy", "Average accuracy in %", ["", "runs", *ACCURACIES], rows)
-    page.figure("convergence", "Convergence", study_figures.convergence(groups))
-    _client_table(page, "clients", "Accuracy of each client in %", groups)
+    words = caption_of(study_figures.convergence)
+    page.figure("convergence", "Convergence", study_figures.convergence(groups), words)
+    _client_table(page, "clients", f"{CLIENTS} in %", groups)
     if all("E" in run.final for run in runs[:2]):
         page.section("Prototypes")
-        page.figure("prototypes", "Feature prototypes", prototype_figures.prototypes(*runs[:2]))
+        words = caption_of(prototype_figures.prototypes)
+        page.figure("prototypes", "Feature prototypes (t-SNE)", prototype_figures.prototypes(*runs[:2]), words)
     page.section("Runs")
-    rows = [[name, str(run.path.parent), run.status, run.attributes["seed"]] for name in groups for run in groups[name]]
-    page.table("runs", "Runs", ["", "directory", "status", "seed"], rows)
+    columns = {
+        "": [next(name for name, group in groups.items() if any(run is other for other in group)) for run in runs],
+        "directory": [str(run.path.parent) for run in runs], "status": [run.status for run in runs],
+        "rounds done": [len(run.rounds["tested"]) for run in runs],
+    } | {name: values for name, values in differing.items() if name != "method"}  # fmt: skip
+    page.table("runs", "Runs", list(columns), list(zip(*columns.values(), strict=True)))
     return page
 
 
@@ -136,7 +164,7 @@ def _appendix(page: Page, study: Study, directory: Path) -> None:
     """For every cell of the table the accuracy of each client."""
     cells = list(study_figures.cells_of(study, directory))
     if cells:
-        page.section("Appendix: accuracy of each client in %")
+        page.section(f"Appendix: {CLIENTS.lower()} in %")
     for number, (title, groups) in enumerate(cells, 1):
         _client_table(page, f"clients-{number}", title, groups)
 

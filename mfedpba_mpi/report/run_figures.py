@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -248,26 +248,33 @@ def gradients(run: Run) -> Figure:
     return drawing
 
 
-FIGURES: dict[str, tuple[str, Callable[[Run], Figure]]] = {
-    "partition": ("Who owns what", partition),
-    "accuracy": ("Accuracy", accuracy),
-    "losses": ("Losses", losses),
-    "prototypes": ("Feature prototypes (t-SNE)", prototypes),
-    "structures": ("Structure of classes", structures),
-    "communication": ("Communication", communication),
-    "times": ("Where time goes", times),
-    "gradients": ("Convergence", gradients),
-}
+class Drawable(NamedTuple):
+    """A figure of a run: the section of the page that it belongs to, its title, and the function that draws it."""
+
+    section: str
+    title: str
+    draw: Callable[[Run], Figure]
 
 
-def drawable(run: Run) -> Iterator[tuple[str, str, Figure]]:
-    """(name, title, figure) of every figure that the run has data for."""
-    for name, (title, draw) in FIGURES.items():
+FIGURES = {
+    "partition": Drawable("Data", "Who owns what", partition),
+    "accuracy": Drawable("Training", "Accuracy", accuracy),
+    "losses": Drawable("Training", "Losses", losses),
+    "gradients": Drawable("Training", "Convergence", gradients),
+    "prototypes": Drawable("Prototypes", "Feature prototypes (t-SNE)", prototypes),
+    "structures": Drawable("Prototypes", "Structure of classes", structures),
+    "communication": Drawable("Cost", "Communication", communication),
+    "times": Drawable("Cost", "Where time goes", times),
+}  # as they come on the page
+
+
+def drawn(run: Run) -> Iterator[tuple[str, Figure]]:
+    """Every figure that the run has data for, by name."""
+    for name, what in FIGURES.items():
         try:
-            drawing = draw(run)
+            yield name, what.draw(run)
         except NoData:
             continue
-        yield name, title, drawing
 
 
 # ---- numbers behind the figures

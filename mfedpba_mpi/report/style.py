@@ -82,6 +82,11 @@ def figure(draw: Callable[P, T]) -> Callable[P, T]:
     return with_style
 
 
+def caption_of(draw: Callable[..., Any]) -> str:
+    """What a figure shows, in the words of the function that draws it."""
+    return " ".join((draw.__doc__ or "").partition("Parameters\n")[0].split())
+
+
 def new(
     width: float = COLUMN, height: float = 2.2, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, Any]:

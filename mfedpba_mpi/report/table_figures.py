@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.methods.catalog import METHODS, SHIPPED
 from mfedpba_mpi.records.run import joint_remark
 from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, colour, figure, label, marker, new, note
 from mfedpba_mpi.studies.study import RANKS
@@ -30,11 +30,12 @@ METHOD = "method"  # the axis of the methods
 POINT = 1 / 72  # in inches
 _DASHES: tuple[Any, ...] = (
     "-", (0, (4, 1.5)), (0, (4, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)),
-    (0, (1, 2.5)),
-)  # fmt: skip
+)  # one less than colours, so that both together repeat late  # fmt: skip
 _HATCHES = (None, "////", "....", "xxxx", "\\\\\\\\", "++", "//", "--")
-_METHODS = {  # the paper's own first, by either of its names
-    name: i for i, (key, cls) in enumerate(reversed(METHODS.items())) for name in (key, cls.label)
+_METHODS = {  # by either of their names: the paper's own first, users' own last
+    name: i
+    for i, key in enumerate([*reversed(SHIPPED), *(key for key in METHODS if key not in SHIPPED)])
+    for name in (key, METHODS[key].label)
 }
 _BLUES = LinearSegmentedColormap.from_list("blues", ["#f4f9fd", colour(0)])
 _REMARK = re.compile(r" \((synthetic data, validation rows|synthetic data|validation rows)\)")

@@ -19,7 +19,7 @@ from mfedpba_mpi.studies.study import FILE, RANKS, Planned, Study, find_study, p
 Function = Callable[..., Any]
 
 
-@click.group()
+@click.group(short_help="Many runs from one file.")
 def study() -> None:
     """Many runs from one file: a table of a paper, a grid, a scaling study.
 
@@ -56,8 +56,8 @@ def _study_options(function: Function) -> Function:
 
 def _opened(
     source: str, quick: bool, assignments: Sequence[str], ranks: int | None, out: Path | None, data_dir: Path
-) -> tuple[Study, Path, list[Planned]]:
-    """The study that the options describe, its directory and its runs."""
+) -> tuple[Study, Study, Path, list[Planned]]:
+    """The study that the options describe, the directory's, of which it may be a part, the directory, and its runs."""
     found = find_study(source)
     if quick:
         found = found.shortened()
@@ -65,7 +65,7 @@ def _opened(
     found = found.changed(changes)
     directory = out or (Path(source) if Path(source, FILE).is_file() else Path("runs") / found.name)
     runs = found.plan(data_dir)
-    return found, directory, runs
+    return found, _whole(found, directory), directory, runs
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -84,18 +84,29 @@ def _value(text: str) -> Any:
         return text
 
 
+def _whole(found: Study, directory: Path) -> Study:
+    """The study of the directory with this one: their lists joined; one with other settings or lists is refused."""
+    if not (directory / FILE).is_file():
+        return found
+    there = read_study(directory / FILE)
+    old, new = ({**s.settings, "lists to cross": list(s.axes)} for s in (there, found))
+    names = [name for name in {**old, **new} if name != RANKS and old.get(name) != new.get(name)]
+    if names:
+        words = "; ".join(
+            f"{name} is {old.get(name, 'the default')} there, {new.get(name, 'the default')} here" for name in names
+        )
+        raise UserError(
+            f"out: {directory} holds a study with other settings: {words}; choose another --out, or go on with "
+            f"`study run {directory}`"
+        )
+    return found.joined(there)
+
+
 def _claim(found: Study, directory: Path) -> None:
-    """Write the study into its directory; one with other settings or lists of other names stays where it is."""
+    """Write the study into its directory."""
     path = directory / FILE
-    if path.is_file():
-        there = read_study(path)
-        old, new = ({**s.settings, "lists to cross": list(s.axes)} for s in (there, found))
-        names = [name for name in {**old, **new} if name != RANKS and old.get(name) != new.get(name)]
-        if names:
-            words = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in names)
-            raise UserError(f"out: {directory} holds another study: {words}; use these, or another --out")
-        if path.read_text(encoding="utf-8") == found.to_toml():
-            return  # several elements of an array may be here at once
+    if path.is_file() and path.read_text(encoding="utf-8") == found.to_toml():
+        return  # several elements of an array may be here at once
     try:
         directory.mkdir(parents=True, exist_ok=True)
         put(path, found.to_toml())
@@ -103,7 +114,7 @@ def _claim(found: Study, directory: Path) -> None:
         raise UserError(f"out: cannot write {path}: {error.strerror}; choose another --out") from None
 
 
-@study.command("list")
+@study.command("list", short_help="List the studies that come with the program.")
 def list_studies() -> None:
     """List the studies that come with the program: every experiment of the paper."""
     from mfedpba_mpi.console import console, table
@@ -119,10 +130,10 @@ def list_studies() -> None:
 @click.argument("source", metavar="FILE")
 def show(source: str) -> None:
     """Print a study as a file to start from."""
-    click.echo(find_study(source).to_toml(), nl=False)
+    click.echo(find_study(source).to_toml(named=False), nl=False)
 
 
-@study.command()
+@study.command(short_help="Run a study, or go on with one.")
 @_study_options
 @click.option("--jobs", type=click.IntRange(1), default=1, metavar="N", help="runs side by side  [default: 1]")
 @click.option("--dry-run", is_flag=True, help="show what would be run, and for how long; start nothing")
@@ -134,10 +145,15 @@ def run(
 ) -> None:
     """Run a study: FILE, the name of one that comes with the program, or a directory to go on with.
 
+    \b
+    mfedpba-mpi study run main-table --quick --jobs 2
+    mfedpba-mpi study run mine.toml --set rounds=50 --set seed=0,1      a setting, and a part of a list
+    mfedpba-mpi study run runs/mine                                     what is not complete there
+
     Complete runs are skipped, interrupted and failed ones go on from their last checkpoint, and one that fails does
     not stop the others. Exit codes: 0 all complete, 1 some failed, 75 interrupted: the same command goes on.
     """
-    found, directory, runs = _opened(data_dir=data_dir, **options)
+    found, whole, directory, runs = _opened(data_dir=data_dir, **options)
     mine = runs[_part(part)]
     from mfedpba_mpi.studies.formats import save, show_table
     from mfedpba_mpi.studies.running import Runner
@@ -154,18 +170,18 @@ def run(
     if dry_run:
         _show_plan(found, directory, mine, data_dir, jobs)
         return
-    _claim(found, directory)
+    _claim(whole, directory)
     _make_data(mine, data_dir)
     code = runner.run(mine)
     if not part and code != EXIT_INTERRUPTED:
-        results = tabulate(found, directory)
+        results = tabulate(whole, directory)
         show_table(results)
-        save(found, results, directory)
+        save(whole, results, directory)
     if code:
         raise Ended("interrupted" if code == EXIT_INTERRUPTED else "failed", "", code)
 
 
-@study.command()
+@study.command(short_help="Submit a study to SLURM.")
 @_study_options
 @click.option("--account", default="", metavar="NAME", help="SLURM account")
 @click.option("--partition", default="", metavar="NAME", help="SLURM partition")
@@ -188,31 +204,44 @@ def run(
 @click.option(
     "--setup", multiple=True, metavar="LINE", help="a line before the program, as --setup 'module load openmpi'"
 )
-@click.option("--print", "show_only", is_flag=True, help="show the scripts; write and submit nothing")
+@click.option("--dry-run", "--print", "dry_run", is_flag=True, help="show the scripts; write and submit nothing")
 def submit(
-    per_element: int, at_once: int, jobs: int, launcher: str, setup: tuple[str, ...], show_only: bool, data_dir: Path,
+    per_element: int, at_once: int, jobs: int, launcher: str, setup: tuple[str, ...], dry_run: bool, data_dir: Path,
     **options: Any,
 ) -> None:  # fmt: skip
     """Submit a study as a SLURM job array, and a job that makes its table when all elements have ended.
 
+    \b
+    mfedpba-mpi study submit mine.toml --account abc --partition long --time 02:00:00
+    mfedpba-mpi study submit mine.toml --ranks 7 --launcher 'srun --mpi=pmix' --dry-run
+
     Before its time limit an element stops in order and queues itself again; it goes on where it was. Submitted again,
     only what is not complete is run.
     """
+    from mfedpba_mpi.console import count
     from mfedpba_mpi.studies.slurm import Resources, Submission
+    from mfedpba_mpi.studies.state import COMPLETE, state_of
 
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
-    found, directory, runs = _opened(data_dir=data_dir, **options)
+    found, whole, directory, runs = _opened(data_dir=data_dir, **options)
     jobs = 1 if found.alone else min(jobs, per_element)
     resources = Resources(tasks=jobs * max(planned.ranks for planned in runs), **given)
-    elements = -(-len(runs) // per_element)
-    job = Submission(found.name, directory, data_dir, elements, at_once, resources, setup, launcher, jobs)
-    if show_only:
+    parts = -(-len(runs) // per_element)
+    todo = [i for i, planned in enumerate(runs) if state_of(directory / planned.path).status != COMPLETE]
+    if not todo:
+        click.echo(f"all {len(runs)} runs in {directory} are complete; mfedpba-mpi study table {directory} shows them")
+        return
+    elements = sorted({i % parts for i in todo})
+    cut = [word for text in options["assignments"] for word in ("--set", text)]
+    job = Submission(whole.name, directory, data_dir, parts, elements, at_once, resources, setup, launcher, jobs, cut)
+    if dry_run:
         click.echo(f"{job.array()}\n{job.table()}", nl=False)
         return
-    _claim(found, directory)
+    _claim(whole, directory)
     _make_data(runs, data_dir)
     array, table = job.submit()
-    click.echo(f"array {array}: {elements} elements, {len(runs)} runs in {directory}; table afterwards: job {table}")
+    what = f"{count(len(elements), 'element')}, {count(len(todo), 'run')} in {directory}"
+    click.echo(f"array {array}: {what}; table afterwards: job {table}")
     click.echo(f"how far it is: mfedpba-mpi study status {directory}; what it prints: {directory}/slurm")
 
 
@@ -259,7 +288,7 @@ def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir:
     screen.print(f"to do: {duration(total)} one after the other{together}")
 
 
-@study.command()
+@study.command(short_help="Say how far a study is.")
 @click.argument("directory", metavar="DIR", type=PathType)
 def status(directory: Path) -> None:
     """Say how far the runs of the study in DIR are; those that are not complete, one by one."""
@@ -280,7 +309,7 @@ def _stored(directory: Path) -> Study:
     return read_study(directory / FILE)
 
 
-@study.command("table")
+@study.command("table", short_help="Print a study's table.")
 @click.argument("directory", metavar="DIR", type=PathType)
 @click.option("--format", "form", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]")
 @click.option("--measure", default="", metavar="NAME", help="what a cell shows  [default: the study's, or last_five]")
@@ -288,6 +317,10 @@ def _stored(directory: Path) -> Study:
 @click.option("--save", "saving", is_flag=True, help="store it in DIR as table.txt, .md, .tex and .csv, and runs.csv")
 def make_table(directory: Path, form: str, measure: str, against: str, saving: bool) -> None:
     """Print the table of the study in DIR: mean and deviation over seeds, best bold, second best underlined.
+
+    \b
+    mfedpba-mpi study table runs/main-table --format latex
+    mfedpba-mpi study table runs/main-table --against Local
 
     \b
     Measures: last_five (mean accuracy of the last five rounds), last, best, client_mean (unweighted over clients),

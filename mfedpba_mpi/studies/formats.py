@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -34,13 +35,18 @@ def as_rich(results: Results) -> RichTable:
     return shown
 
 
+def _notes(results: Results) -> str:
+    """The notes, where there are marks beside what is bold and underlined."""
+    return "; ".join(results.notes).replace("bold", "bold (*)").replace("underlined", "underlined (+)")
+
+
 def as_text(results: Results) -> str:
     """Plain text, the best marked by * and the second by +."""
     with io.StringIO() as file:
         screen = console(file)
         screen.print(results.title, markup=False, soft_wrap=True)
         screen.print(as_rich(results))
-        screen.print("; ".join(results.notes), markup=False, soft_wrap=True)
+        screen.print(_notes(results), markup=False, soft_wrap=True)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
@@ -52,7 +58,7 @@ def show_table(results: Results) -> None:
         return
     screen.print(results.title, style="bold", markup=False)
     screen.print(as_rich(results))
-    screen.print("; ".join(results.notes), markup=False)
+    screen.print(_notes(results), markup=False)
 
 
 def as_markdown(results: Results) -> str:
@@ -85,7 +91,8 @@ def as_table(results: Results) -> tabular.Table:
     cells = {(r, c): cell for r, (_, row) in enumerate(results.rows) for c, cell in enumerate(row, 1) if cell}
     marks = {spot: cell.place for spot, cell in cells.items() if cell.place}
     headers = [results.corner, *results.columns]
-    return tabular.Table("table", results.title, headers, rows, marks, "; ".join(results.notes))
+    name = re.sub("[^A-Za-z0-9-]", "-", results.name)
+    return tabular.Table(name, results.title, headers, rows, marks, "; ".join(results.notes))
 
 
 def as_csv(results: Results) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.records.lock import IN_USE
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
 from mfedpba_mpi.studies.state import (
     COMPLETE,
@@ -123,7 +124,9 @@ class Runner:
         if code and (self._stop.asked or code == EXIT_INTERRUPTED):
             state = replace(state, status=INTERRUPTED)
         elif code or state.status != COMPLETE:
-            state = replace(state, status=FAILED, reason=state.reason or last_words(directory))
+            reason = state.reason or last_words(directory)
+            taken = state.status == RUNNING and IN_USE in reason  # somebody else was faster
+            state = state if taken else replace(state, status=FAILED, reason=reason)
         return Outcome(planned, state, time.monotonic() - began)
 
     def _start(self, planned: Planned, directory: Path) -> subprocess.Popen[bytes]:

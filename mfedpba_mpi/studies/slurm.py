@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +57,8 @@ class Submission:
 
     Attributes
     ----------
-    elements : of the array; `at_once` of them may run together (0: as many as SLURM lets).
+    parts : of the study, of which `elements` are those with something to do, and `cut` the options that make it.
+    at_once : elements that may run together (0: as many as SLURM lets).
     setup : lines that make the environment, for example ``module load openmpi``.
     launcher, jobs : as of `study run`.
     """
@@ -64,29 +66,31 @@ class Submission:
     name: str
     directory: Path
     data_dir: Path
-    elements: int
+    parts: int
+    elements: Sequence[int]
     at_once: int = 0
     resources: Resources = field(default_factory=Resources)
     setup: tuple[str, ...] = ()
     launcher: str = "mpirun"
     jobs: int = 1
+    cut: Sequence[str] = ()
 
     def array(self) -> str:
         """The script of the array."""
         limit = f"%{self.at_once}" if self.at_once else ""
         options = [
-            f"--job-name={self.name}", f"--array=0-{self.elements - 1}{limit}", *self.resources.lines(),
+            f"--job-name={self.name}", f"--array={ranges(self.elements)}{limit}", *self.resources.lines(),
             "--signal=B:USR1@120", "--requeue", "--open-mode=append",
             f"--output={self._scripts / '%A_%a.out'}",
         ]  # fmt: skip
         run = [
-            *self._program, "study", "run", str(self.directory.resolve()),
+            *self._program, "study", "run", str(self.directory.resolve()), *self.cut,
             "--data-dir", str(self.data_dir.resolve()), "--jobs", str(self.jobs), "--launcher", self.launcher,
         ]  # fmt: skip
         return "\n".join(
             [
                 *self._head("every element runs a part of the study", options),
-                f'{shlex.join(run)} --part "$SLURM_ARRAY_TASK_ID/{self.elements}" & pid=$!',
+                f'{shlex.join(run)} --part "$SLURM_ARRAY_TASK_ID/{self.parts}" & pid=$!',
                 "trap 'kill -USR1 $pid' USR1     # before the time limit: stop in order, with checkpoints",
                 "wait $pid; code=$?",
                 "while kill -0 $pid 2>/dev/null; do wait $pid; code=$?; done     # a trap ends the first wait",
@@ -143,6 +147,13 @@ class Submission:
         table.write_text(self.table())
         job = sbatch(str(array))
         return job, sbatch(f"--dependency=afterany:{job}", str(table))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as SLURM has them: 0,3-5."""
+    starts = [n for i, n in enumerate(numbers) if not i or numbers[i - 1] != n - 1]
+    stops = [n for i, n in enumerate(numbers) if numbers[i + 1 : i + 2] != [n + 1]]
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in zip(starts, stops, strict=True))
 
 
 def sbatch(*arguments: str) -> str:

@@ -13,7 +13,7 @@ from mfedpba_mpi.records.lock import held
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
 
 OUTPUT = "output.txt"  # in a run's directory: what it printed
-PROMPT = "$ "  # before the command in it
+PROMPT, ERROR = "$ ", "mfedpba-mpi: "  # before the command in it, and before what went wrong
 WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
 
 
@@ -63,12 +63,15 @@ def load_ended(directory: Path) -> Run | None:
 
 
 def last_words(directory: Path) -> str:
-    """The last line that a run printed."""
+    """The last line that a run printed, or the last that is an error; others may write to the same file."""
     try:
         lines = (directory / OUTPUT).read_text(errors="replace").split("\n")
     except OSError as error:
         return f"it left no output: {error.strerror}"
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it printed nothing")
+    begun = max((i for i, line in enumerate(lines) if line.startswith(PROMPT)), default=0)
+    said = [line.strip()[:300] for line in lines[begun:] if line.strip()]
+    errors = [line for line in said if line.startswith(ERROR)]
+    return (errors or said or ["it printed nothing"])[-1]
 
 
 def overview(states: Iterable[State]) -> str:

@@ -27,6 +27,8 @@
     seed = [0]
     rounds = 3
 
+    alone = true                    # above the parts: its runs measure time, so they go one after the other
+
 Names and values are those of `mfedpba-mpi run`. Everything is checked before the first run starts. A file with
 ``base = "main-table"`` (or another file) starts from that study and changes it, as [quick] does.
 """
@@ -45,7 +47,7 @@ from typing import Any
 
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, read_toml, setting_names
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.methods.catalog import METHODS, owners
 from mfedpba_mpi.options import check, fields_of, flat, kind_of, nearest, nested, option, shown
 
 FILE = "study.toml"  # in a study's directory: the study as it is run there
@@ -147,7 +149,17 @@ class Study:
         """The quick form."""
         if not self.quick:
             raise UserError(f"quick: the study {self.name} has no [quick] part")
-        return replace(self.changed(self.quick), name=f"{self.name}-quick", title=f"{self.title} (quick form)")
+        cut = self.changed(self.quick)
+        return replace(cut, name=f"{self.name}-quick", title=f"{self.title} (quick form)", quick={})
+
+    def joined(self, other: Study) -> Study:
+        """The study with what the lists of `other`, which have the same names, have besides; the longer list first."""
+        axes = {}
+        for axis in self.axes:
+            one, two = sorted((other.axes[axis], self.axes[axis]), key=len, reverse=True)
+            labels = {choice.label for choice in one}
+            axes[axis] = [*one, *(choice for choice in two if choice.label not in labels)]
+        return replace(self, axes=axes)
 
     def places(self) -> list[Place]:
         """Where its runs stand; needs no data."""
@@ -187,8 +199,8 @@ class Study:
         weight = float(config.rounds * config.epochs * info.samples)
         return Planned(place.labels, place.path, given, config, min(ranks, config.clients + 1), weight)
 
-    def to_toml(self) -> str:
-        """The study as a file that describes it."""
+    def to_toml(self, named: bool = True) -> str:
+        """The study as a file that describes it; not `named`: it is called what the file is."""
         cross = {
             axis: [
                 {"name": choice.label, **choice.settings} if _is_named(axis, choices) else choice.settings[axis]
@@ -197,10 +209,15 @@ class Study:
             for axis, choices in self.axes.items()
         }
         table = {name: getattr(self.layout, name) for name in fields_of(Layout)}
-        parts = {"settings": self.settings, "cross": cross, "table": {n: v for n, v in table.items() if v}}
-        lines = [f"name = {_toml(self.name)}", f"title = {_toml(self.title)}", f"alone = {_toml(self.alone)}"]
+        lines = [f"name = {_toml(self.name)}"] if named else []
+        lines += [f"title = {_toml(self.title)}", *(["alone = true"] if self.alone else [])]
+        parts = {
+            "settings": self.settings, "cross": cross, "table": {n: v for n, v in table.items() if v},
+            "quick": self.quick,
+        }  # fmt: skip
         for part, values in parts.items():
-            lines += ["", f"[{part}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+            if values:
+                lines += ["", f"[{part}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -287,7 +304,7 @@ def _check_name(name: str) -> None:
     else:
         wanted, known, owner = name, [*setting_names(), RANKS], "a run"
     if wanted not in known:
-        full = [f"{other}.{name}" for other, cls in METHODS.items() if name in fields_of(cls)]
+        full = [f"{other}.{name}" for other in owners(name)]
         hint = f" (did you mean {' or '.join(full)}?)" if full else nearest(wanted, known)
         raise UserError(f"unknown setting {shown(name)}{hint}; {owner} has: {', '.join(known)}")
 

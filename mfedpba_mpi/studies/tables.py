@@ -110,6 +110,7 @@ class Results:
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell | None]]]
     remark: str = ""
+    name: str = "table"
 
 
 def tabulate(study: Study, directory: Path, measure: str = "", against: str = "") -> Results:
@@ -176,7 +177,7 @@ def lay_out(study: Study, found: Sequence[Found], measure: Measure) -> Results:
         notes, measure,
         ", ".join(axis.rpartition(".")[2] for axis in layout.rows) or "study",
         [" ".join(column) for column in columns] if layout.columns else ["mean"],
-        list(zip(rows, grid, strict=True)), remark.strip(" ()"),
+        list(zip(rows, grid, strict=True)), remark.strip(" ()"), study.name,
     )  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def _notes(study: Study, values: Sequence[float], best: str) -> list[str]:
     if len(values) - failed < total:
         said = f", {failed} failed" if failed else ""
         notes.append(f"{len(values) - failed} of {total} runs are complete{said}")
-    notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold (*), second best underlined (+)")
+    notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold, second best underlined")
     return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
 
 

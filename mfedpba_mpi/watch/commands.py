@@ -33,6 +33,10 @@ _PLAIN |= dict(zip(map(ord, "│└─…↑↓"), "|+-.^v", strict=True))  # fo
 def watch(directory: Path, once: bool) -> None:
     """Show how far the run in RUN, or the study in DIR, has come, once a second, until it ends or Ctrl-C is pressed.
 
+    \b
+    mfedpba-mpi watch runs/youtube-m2-mfedpba-s0
+    mfedpba-mpi watch runs/main-table --once
+
     It reads files only, so it may be started on any node that sees them, and disturbs nothing.
     """
     with suppress(KeyboardInterrupt):

@@ -127,7 +127,7 @@ def styled(status: str) -> Span:
 def said(status: str, reason: str, directory: Path, width: int) -> list[Line]:
     """Why a run is in its state, if there is something to say, and how it goes on."""
     words = [(reason, "red" if status == FAILED else "yellow")] if reason else []
-    if status in (INTERRUPTED, FAILED):
+    if status in (INTERRUPTED, FAILED) and "mfedpba-mpi resume" not in reason:
         words.append((f"mfedpba-mpi resume {directory} goes on", ""))
     return flow_each(words, width)[:6]
 

@@ -90,7 +90,7 @@ def test_a_round_by_hand(by_hand):
     assert method.upload(1, 0, 0).payload_bytes == 4 * (9 + 1)
     assert method.reply(1, 0, 0).payload_bytes == 4 * (9 + 28)  # w: 6 x 2 + 2, 2 x 2, 2 x 2 + 2, 2 x 2
     assert payload(3, 2, 2, 1, 2) == (40, 148)
-    assert method.reply(0, 0, 0).shapes == method.reply(1, 0, 0).shapes
+    assert method.first().shapes == method.reply(1, 0, 0).shapes
     assert method.reply(1, 0, 0).wire_bytes == 148 + 4 * 2
 
 
@@ -382,9 +382,6 @@ def test_non_finite_values_are_named(federation):
     uploads = {k: client.update(1, 0, server.first_message()) for k, client in enumerate(clients)}
     with pytest.raises(RunError, match="server, round 1: the generator's loss is not finite"):
         server.step(1, 0, uploads)
-    _, clients, server = federation(lr=1e30)
-    with pytest.raises(RunError, match=r"client 0, round 1: upload l is not finite"):
-        clients[0].update(1, 0, server.first_message())
 
 
 # Whole runs

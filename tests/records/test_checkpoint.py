@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(saved, finis
 
 def test_a_manifest_that_reads_well_but_says_something_else_is_damaged(saved):
     path = saved[1] / "checkpoints" / "round-00000003" / "manifest.json"
-    path.write_text(path.read_text().replace(r'\"round\": 3', r'\"round\": 2'))
+    path.write_text(path.read_text().replace(r"\"round\": 3", r"\"round\": 2"))
     with pytest.raises(UserError, match=r"manifest.json is damaged: its checksum is wrong"):
         Saved(path.parent)
 
@@ -237,7 +237,7 @@ def test_a_failing_round_leaves_a_checkpoint_of_the_last_good_one(tiny, finished
     counted = iter(range(100))  # three clients a round: client 2 in round 3
     with monkeypatch.context() as patch:
         patch.setattr(Client, "prototypes", spoilt)
-        with pytest.raises(Ended, match="client 2, round 3: prototypes E are not finite") as end:
+        with pytest.raises(Ended, match="client 2, round 3: its E is not finite") as end:
             federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
     assert (end.value.status, end.value.exit_code) == ("failed", 1)
     assert len(load_run(directory).rounds["accuracy"]) == 2

@@ -26,7 +26,7 @@ def study(finished, tmp_path):
     directory.mkdir()
     (directory / "study.toml").write_text(STUDY)
     for place in find_study(str(directory)).places()[:-1]:
-        run = finished(method=place.labels["method"].lower(), seed=int(place.labels["seed"]))
+        run = finished(method=place.labels["method"].lower(), seed=int(place.labels["seed"]), families=("DNN",))
         (directory / place.path).parent.mkdir(exist_ok=True)
         run.path.parent.rename(directory / place.path)
     return directory
@@ -73,6 +73,15 @@ def test_runs_are_laid_side_by_side(finished):
     assert set(page.tables) == {"accuracy", "clients", "runs"}
 
 
+def test_what_sets_runs_apart_is_said_on_their_page(finished):
+    short, long = finished(method="local", rounds=2), finished(method="local")
+    page = make_page([short.path.parent, long.path.parent])
+    assert "These runs differ in rounds: look at the table of runs below" in page.html()
+    assert [row[-1] for row in page.tables["runs"].rows] == [2, 3]
+    assert page.title.endswith("on synthetic")
+    assert page.subtitle == "m2, 3 clients, fusion sum, seed 0"
+
+
 def test_a_study_has_its_table_figures_and_every_client(study):
     page = make_page([study])
     table = page.tables["table"]
@@ -97,9 +106,15 @@ def test_the_command_writes_a_page_figures_and_tables(study, command, tmp_path):
     assert "synthetic data" in (tmp_path / "page/tables/table.tex").read_text()
 
 
-def test_what_is_no_run_is_named(command, tmp_path):
+def test_a_page_is_called_as_what_is_on_it(study, command, tmp_path):
+    assert command("report", study).returncode == 0
+    assert command("report", study / "local/s0", study / "mfedpba/s0").returncode == 0
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["s0+s0", "study"]
+
+
+def test_what_is_no_run_is_named(study, command, tmp_path):
     result = command("report", tmp_path)
     assert result.returncode == 2
-    assert "no run at" in result.stderr
-    (tmp_path / "file").write_text("")
+    assert "holds neither run.h5 nor study.toml" in result.stderr
+    assert "give it alone" in command("report", study, study / "local/s0").stderr
     assert command("report").returncode == 2

@@ -65,9 +65,28 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
 
     other = command("study", "run", study, "--set", "rounds=3")
     assert other.returncode == 2
-    assert "holds another study: rounds is 2, not 3" in other.stderr
+    assert "holds a study with other settings: rounds is 2 there, 3 here; choose another --out" in other.stderr
+    assert command("study", "run", study, "--set", "rounds=3", "--dry-run").stderr == other.stderr
     grown = command("study", "run", study, "--set", "seed=0,1,2", "--set", "method=local", "--dry-run")
     assert "3 runs in runs/small: 2 complete, 1 waiting" in grown.stdout
+
+
+def test_a_part_of_a_study_leaves_the_rest_of_it_in_its_table(study, command, tmp_path):
+    for seed in (0, 2):
+        done = command("study", "run", study, "--set", f"seed={seed}", "--set", "method=fedproto")
+        assert done.returncode == 0, done.stderr
+    assert command("study", "run", study, "--set", "seed=1").returncode == 0
+    stored = (tmp_path / "runs/small/study.toml").read_text()
+    assert 'method = ["local", "fedproto"]' in stored
+    assert "seed = [0, 2, 1]" in stored
+    assert "4 of 6 runs are complete" in command("study", "table", "runs/small").stdout
+
+
+def test_a_study_that_is_shown_can_be_run_under_the_name_of_its_file(command, tmp_path):
+    (tmp_path / "mine.toml").write_text(command("study", "show", "fusion").stdout)
+    done = command("study", "run", "mine.toml", "--quick", "--commands")
+    assert done.returncode == 0, done.stderr
+    assert "--out runs/mine-quick/youtube/local/sum/s0" in done.stdout
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(study, command, tmp_path):
@@ -100,7 +119,7 @@ def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tm
     )
     logs = [tmp_path / "runs/small-quick" / method / "s0" for method in ("local", "fedproto")]
     until = time.monotonic() + 60
-    while not all((log / "run.h5").exists() and "tested" in load_run(log).rounds for log in logs):
+    while not all((log / "run.h5").exists() and len(load_run(log).rounds["tested"]) for log in logs):
         assert time.monotonic() < until
         assert process.poll() is None
     process.send_signal(signal.SIGUSR1)
@@ -173,8 +192,20 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     script = tmp_path / "runs/small/slurm/array.sbatch"
     assert "module load openmpi\n" in script.read_text()
     assert subprocess.run(["bash", "-n", script]).returncode == 0
-    shown = command("study", "submit", study, *options, "--print").stdout
+    shown = command("study", "submit", study, *options, "--dry-run").stdout
     assert script.read_text() in shown
+
+
+def test_submit_leaves_out_what_is_complete(study, command):
+    def array(*cut):
+        said = command("study", "submit", study, *cut, "--dry-run").stdout
+        return re.search("--array=(.*)", said)[1] if "--array" in said else said
+
+    assert array() == "0-3"
+    assert command("study", "run", study, "--set", "method=fedproto", "--set", "seed=0").returncode == 0
+    assert array() == "0-1,3"
+    assert array("--set", "seed=0") == "0"
+    assert "all 1 runs in runs/small are complete" in array("--set", "seed=0", "--set", "method=fedproto")
 
 
 def test_submit_without_slurm_says_so(study, command, monkeypatch):

@@ -34,7 +34,7 @@ def play(federation, t, inbox, active=None):
     method, clients, server = federation
     active = range(len(clients)) if active is None else active
     if not inbox:
-        inbox.update(post(method.reply(0, 0, 0), server.first_message()))
+        inbox.update(post(method.first(), server.first_message()))
     sent = []
     for phase in range(method.phases):
         sent.append({k: post(method.upload(t, phase, k), clients[k].update(t, phase, inbox)) for k in active})
