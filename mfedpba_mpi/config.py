@@ -208,8 +208,7 @@ def make_config(
             f"fusion: {config.method} shares features or classifiers between clients with different modalities, which "
             f"{config.fusion} makes differently wide; use {' or '.join(fusions)}"
         )
-    if config.method == "mfedpba" and config.feature_dim % 2:
-        raise UserError(f"feature-dim: {config.feature_dim} is odd; mfedpba's autoencoder halves it, so make it even")
+    config.params.check(config)
     return config
 
 

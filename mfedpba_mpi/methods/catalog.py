@@ -14,6 +14,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import check, fields_of, nearest, option, shown, unknown
 
 if TYPE_CHECKING:
+    from mfedpba_mpi.config import RunConfig
     from mfedpba_mpi.methods.base import Method
 
 
@@ -26,6 +27,9 @@ class Parameters:
 
     label: ClassVar[str]  # its name wherever its numbers are shown
     fusions: ClassVar[tuple[str, ...]] = ("sum", "separate")
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that these do not go with."""
 
     def settled(self, rounds: int) -> Self:
         """These, with what follows from the number of rounds written out, so that a longer run keeps it."""
@@ -180,6 +184,13 @@ class MFedPBA(Parameters):
         (), "ablation: leave out these loss terms", choices=("rec", "con", "align", "fea", "logit")
     )
     equal_average: bool = option(False, "ablation EA: average logit prototypes equally, not by entropy")
+
+    def check(self, config: RunConfig) -> None:
+        """The autoencoder halves features."""
+        if config.feature_dim % 2:
+            raise UserError(
+                f"feature-dim: {config.feature_dim} is odd; mfedpba's autoencoder halves it, so make it even"
+            )
 
 
 METHODS: dict[str, type[Parameters]] = {

@@ -124,7 +124,7 @@ class FedProtoLoss(HeadLoss):
         """z - t, 0 where there is no t."""
         return (z if self.all_known else self.known[:, rows] * z) - self.target[:, rows]
 
-    def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
+    def on_fused(self, number: int, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         return g if self.by_modality or not self.lam else self._pull(rows, z, g)
 
     def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:

@@ -104,13 +104,13 @@ class FedTGPServer(Server):
         config = problem.config
         with torch_stream(config.seed, "server"):
             self.network = TrainablePrototypes(problem.C, problem.d, self.params.hidden or problem.d).to(device)
-        self.present = problem.shared(device)  # (K, C)
+        self.shared = problem.shared(device)  # (K, C)
         self.lr = config.lr if self.params.server_lr is None else self.params.server_lr
         self.batch = self.params.server_batch or config.batch_size
         self.tau_m = 100 * math.sqrt(problem.d / 512) if self.params.margin is None else self.params.margin
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
-        P, present = torch.stack([upload["P"] for upload in uploads.values()]), self.present[list(uploads)]
+        P, present = torch.stack([upload["P"] for upload in uploads.values()]), self.shared[list(uploads)]
         average, here = average_prototypes(P, present.to(P.dtype))
         if here.any():  # else all who took part keep theirs to themselves
             delta = adaptive_margin(average, here, self.tau_m)

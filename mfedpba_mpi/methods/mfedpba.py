@@ -92,7 +92,7 @@ class MFedPBALoss(HeadLoss):
             if client.lambda_2:
                 self.logit = LogitTerm(classes, inbox["I_G"], inbox["I_present"] > 0, client.lambda_2)
 
-    def on_logits(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
+    def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
         return self.logit.add_gradient(number, logits, g) if self.logit else g
 
     def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
@@ -174,15 +174,15 @@ class MFedPBAServer(Server):
         start = torch.Generator().manual_seed(torch_seed(problem.config.seed, "server"))
         self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, start).to(device)
         self.alignment = StructureAlignment(self.params.gw_epsilon)
-        self.present = problem.shared(device)  # (K, C)
+        self.shared = problem.shared(device)  # (K, C)
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         clients = list(uploads)
         I = torch.stack([uploads[k]["I"] for k in clients])
-        I_G, I_present = aggregate_logits(I, self.present[clients], equal=self.params.equal_average)
+        I_G, I_present = aggregate_logits(I, self.shared[clients], equal=self.params.equal_average)
         batch = PrototypeBatch.from_uploads(
             [
-                (m, E_km, self.present[k])
+                (m, E_km, self.shared[k])
                 for k in clients
                 for m, E_km in zip(self.problem.clients[k].modalities, uploads[k]["E"], strict=True)
             ],

@@ -134,16 +134,16 @@ class HeadLoss(Loss):
         self.Z.append(Z)
         self.logits.append(logits)
         g = logits.softmax(-1).sub_(self.Y[rows]).div_(flat.shape[0])
-        g = self.on_logits(number, logits, g).flatten(0, 1)
-        gz = self.on_fused(rows, z, g.mm(self.W).view_as(z))
+        g = self.on_logits(number, rows, logits, g).flatten(0, 1)
+        gz = self.on_fused(number, rows, z, g.mm(self.W).view_as(z))
         step_linear(self.W, self.b, flat, g, self.lr)
         return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
 
-    def on_logits(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
+    def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
         """The gradient g (items, b, C) of the logits and what the method adds."""
         return g
 
-    def on_fused(self, rows: slice, z: Tensor, g: Tensor) -> Tensor:
+    def on_fused(self, number: int, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         """The gradient g (items, b, d) of what is classified and what the method adds."""
         return g
 

@@ -51,10 +51,10 @@ class Pass(ABC):
         """The layer's output; keeps what `backward` needs."""
 
     @abstractmethod
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         """From the gradient of the output to that of the input, with w <- w - lr dw on the way.
 
-        Without `on` nobody wants the input's gradient, and what is returned means nothing. `g` may be
+        Without `further` nobody wants the input's gradient, and what is returned means nothing. `g` may be
         overwritten, but not by a Linear layer, the last of every extractor: modalities may share it.
         """
 
@@ -82,8 +82,8 @@ class LinearPass(Pass):
         self.x = x
         return torch.addmm(self.b, x, self.W_t)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        gx = g.mm(self.W) if on else g
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
+        gx = g.mm(self.W) if further else g
         step_linear(self.W, self.b, self.x, g, lr)
         return gx
 
@@ -98,7 +98,7 @@ class SparseLinearPass(Pass):
         self.x = x
         return self.layer(x)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         rows = g.repeat_interleave(self.x.offsets.diff(), 0, output_size=len(self.x.values))
         self.W.index_add_(0, self.x.indices, self.x.values[:, None] * rows, alpha=-lr)
         self.b.sub_(g.sum(0), alpha=lr)
@@ -114,7 +114,7 @@ class ReLUPass(Pass):
         self.y = x.relu_()
         return self.y
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         return relu_backward(g, self.y, 0, grad_input=g)
 
 
@@ -129,13 +129,13 @@ class ConvolutionPass(Pass):
         self.x = x
         return torch.conv2d(x, self.W, self.b, self.stride, self.padding)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         places = self.stride, self.padding, (1, 1), False, (0, 0), 1
-        with _native(on and len(g) * g.shape[2] * g.shape[3] < SMALL):
-            gx, gW, gb = aten.convolution_backward(g, self.x, self.W, self.b.shape, *places, (on, True, True))
+        with _native(further and len(g) * g.shape[2] * g.shape[3] < SMALL):
+            gx, gW, gb = aten.convolution_backward(g, self.x, self.W, self.b.shape, *places, (further, True, True))
         self.W.sub_(gW, alpha=lr)
         self.b.sub_(gb, alpha=lr)
-        return gx if on else g
+        return gx if further else g
 
 
 class MaxPoolPass(Pass):
@@ -151,7 +151,7 @@ class MaxPoolPass(Pass):
         y, self.places = aten.max_pool2d_with_indices(x, *self.window)
         return y
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         return aten.max_pool2d_with_indices_backward(g, self.x, *self.window, self.places)
 
 
@@ -164,7 +164,7 @@ class FlatPass(Pass):
         _, self.channels, self.height, self.breadth = x.shape
         return self.layer(x)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         return g.view(-1, self.height, self.breadth, self.channels).permute(0, 3, 1, 2)
 
 
@@ -176,7 +176,7 @@ class FoldPass(Pass):
     def forward(self, x: Tensor | SparseRows) -> Tensor:
         return self.layer(x)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         raise AssertionError("only inputs are folded")
 
 
@@ -191,9 +191,9 @@ class ParallelPass(Pass):
         self.widths = [part.shape[1] for part in parts]
         return torch.cat(parts, 1)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         for branch, part in zip(self.branches, g.split(self.widths, 1), strict=True):
-            branch.backward(part, lr, on)
+            branch.backward(part, lr, further)
         return g
 
 
@@ -210,7 +210,7 @@ class BatchNormPass(Pass):
         y, *self.batch = aten.native_batch_norm(x, self.w, self.b, *self.running, True, self.momentum, self.eps)
         return y
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
         gx, gw, gb = aten.native_batch_norm_backward(
             g, self.x, self.w, *self.running, *self.batch, True, self.eps, (True, True, True)
         )
@@ -229,9 +229,9 @@ class ResidualPass(Pass):
     def forward(self, x: Tensor) -> Tensor:
         return (self.skip.forward(x) if self.skip else x) + self.branch.forward(x)
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        gx = self.branch.backward(g.clone(), lr, on)
-        return gx + (self.skip.backward(g, lr, on) if self.skip else g)
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
+        gx = self.branch.backward(g.clone(), lr, further)
+        return gx + (self.skip.backward(g, lr, further) if self.skip else g)
 
 
 class AutogradPass(Pass):
@@ -249,11 +249,11 @@ class AutogradPass(Pass):
             self.y = self.layer(self.x)
         return self.y.detach()
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        gradients = torch.autograd.grad(self.y, [*self.weights, *([self.x] if on else [])], g)
-        for w, gw in zip(self.weights, gradients, strict=not on):
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
+        gradients = torch.autograd.grad(self.y, [*self.weights, *([self.x] if further else [])], g)
+        for w, gw in zip(self.weights, gradients, strict=not further):
             w.sub_(gw, alpha=lr)
-        return gradients[-1] if on else g
+        return gradients[-1] if further else g
 
 
 class Chain(Pass):
@@ -270,9 +270,9 @@ class Chain(Pass):
             x = each.forward(x)
         return x
 
-    def backward(self, g: Tensor, lr: float, on: bool) -> Tensor:
-        for each, further in self.back:
-            g = each.backward(g, lr, further or on)
+    def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
+        for each, inside in self.back:
+            g = each.backward(g, lr, inside or further)
         return g
 
 
