@@ -216,4 +216,4 @@ def initialise_by_he(extractor: nn.Module) -> None:
 
 def has_batchnorm(module: nn.Module) -> bool:
     """Whether the module cannot train on batches of any size."""
-    return any(isinstance(part, nn.BatchNorm1d) for part in module.modules())
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
