@@ -29,5 +29,5 @@ def make(path: Path) -> None:
 if __name__ == "__main__":
     make(Path("data/digits.h5"))
     for method in ("local", "mfedpba"):
-        run = simulate(RunConfig.of(dataset="digits", method=method, rounds=40, lr=0.02), overwrite=True, quiet=True)
+        run = simulate(RunConfig.of(dataset="digits", method=method, rounds=30, lr=0.02), overwrite=True, quiet=True)
         print(f"{run.attributes['label']}: {run.summary()['last_five']:.2%}")

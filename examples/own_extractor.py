@@ -1,5 +1,7 @@
 """A family of extractors of your own: layers that gate themselves. Any module (B, width) -> (B, d) will do.
 
+Modalities that are stored sparse come as `SparseRows`.
+
 python examples/own_extractor.py --dataset mfeat --families Gated --rounds 20 --out runs/gated
 """
 
@@ -12,6 +14,7 @@ from mfedpba_mpi.cli import main
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.extractors import register
+from mfedpba_mpi.models.inputs import SparseRows
 
 
 class Gate(nn.Module):
@@ -21,8 +24,9 @@ class Gate(nn.Module):
         super().__init__()
         self.value, self.gate = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | SparseRows) -> Tensor:
         """(B, inputs) -> (B, outputs)."""
+        x = x.dense() if isinstance(x, SparseRows) else x
         return self.value(x) * torch.sigmoid(self.gate(x))
 
 
@@ -32,7 +36,7 @@ def gated(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
     return nn.Sequential(*(Gate(a, b) for a, b in pairwise(widths)), nn.Linear(widths[-1], d))
 
 
-register("Gated", "IAT", gated)  # for images, audio and time series; language (L) may come as sparse rows
+register("Gated", "ILAT", gated)  # for modalities of all types: image, language, audio, time series
 
 if __name__ == "__main__":
     main()

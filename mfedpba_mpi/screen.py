@@ -111,10 +111,8 @@ def summary(run: Run) -> Iterator[str | Table]:
         f"{run.attributes['label']}: average accuracy{run.remark}: last round {s['last']:.2%}, best {s['best']:.2%}, "
         f"mean of the last five {s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
     )
-    parts = ("train", "server", "eval", "comm", "checkpoint", "total")
-    seconds = {name: run.rounds[f"seconds_{name}"] for name in parts}
-    total = seconds.pop("total")
-    shares = ", ".join(f"{name} {part.sum() / total.sum():.0%}" for name, part in seconds.items())
+    total = run.rounds["seconds_total"]
+    shares = ", ".join(f"{name} {part.sum() / total.sum():.0%}" for name, part in run.time_parts().items())
     yield f"time: {total.sum():.1f} s, {np.median(total):.3f} s a round (median of {len(total)}); {shares}"
     yield payload_line(run)
     yield escape(f"log: {run.path}   (Python: mfedpba_mpi.load_run({str(run.path.parent)!r}))")

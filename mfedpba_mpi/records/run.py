@@ -93,6 +93,13 @@ class Run:
             "client_mean_last": float(mean[-1]), "client_mean_last_five": float(mean[-5:].mean()),
         }  # fmt: skip
 
+    def time_parts(self) -> dict[str, np.ndarray]:
+        """Where the seconds of every round went; of the evaluation what did not hide behind the server's step."""
+        parts = {name: self.rounds[f"seconds_{name}"] for name in ("train", "server", "eval", "comm", "checkpoint")}
+        others = sum(seconds for name, seconds in parts.items() if name != "eval")
+        parts["eval"] = np.clip(self.rounds["seconds_total"] - others, 0, parts["eval"])
+        return parts
+
     def formula_floats(self) -> np.ndarray | None:
         """Floats of each client, a round and way, by the paper's C (M_k d + C); None where it is not MFedPBA."""
         if self.attributes["method"] != "mfedpba":

@@ -181,9 +181,7 @@ def times(run: Run) -> Figure:
     neighbours, the line above it their longest.
     """
     T = _begun(run)
-    parts = {name: run.rounds[f"seconds_{name}"] for name in ("train", "server", "comm", "checkpoint")}
-    remaining = run.rounds["seconds_total"] - sum(parts.values())
-    parts["eval"] = np.clip(remaining, 0, run.rounds["seconds_eval"])
+    parts = run.time_parts()
     order = {
         "train": "training", "server": "server", "eval": "evaluation", "comm": "communication",
         "checkpoint": "checkpoint",

@@ -30,7 +30,8 @@ METHOD = "method"  # the axis of the methods
 POINT = 1 / 72  # in inches
 _DASHES: tuple[Any, ...] = (
     "-", (0, (4, 1.5)), (0, (4, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (2, 1)),
-)  # one less than colours, so that both together repeat late  # fmt: skip
+    (0, (1, 2.5)), (0, (6, 1, 1, 1)),
+)  # one more than colours, so that both together repeat late  # fmt: skip
 _HATCHES = (None, "////", "....", "xxxx", "\\\\\\\\", "++", "//", "--")
 _METHODS = {  # by either of their names: the paper's own first, users' own last
     name: i

@@ -39,6 +39,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import product
@@ -224,13 +225,15 @@ class Study:
 def find_study(source: str) -> Study:
     """The study in a file, in a study's directory, or one that comes with the program."""
     path = Path(source)
-    if path.is_dir() and (path / FILE).is_file():
-        return read_study(path / FILE)
+    with suppress(OSError):  # of a name that no file can have
+        if (path / FILE).is_file():
+            return read_study(path / FILE)
     shipped = {Path(entry.name).stem: entry for entry in SHIPPED.iterdir() if entry.name.endswith(".toml")}
     if source in shipped:
         return read_study(Path(str(shipped[source])))
-    if path.is_file():
-        return read_study(path)
+    with suppress(OSError):
+        if path.is_file():
+            return read_study(path)
     known = ", ".join(sorted(shipped))
     raise UserError(
         f"no study {shown(source)}{nearest(source, shipped)}; give a file, the directory of a study, or one of: {known}"
@@ -265,7 +268,9 @@ def _study(document: Mapping[str, Any], stem: str) -> Study:
             raise UserError(f"unknown part {shown(name)}{nearest(name, _PARTS)}; a study has: {', '.join(_PARTS)}")
     settings, cross, table, quick = (_table(document, part) for part in ("settings", "cross", "table", "quick"))
     if "base" in document:
-        base = find_study(str(document["base"]))
+        if not isinstance(document["base"], str):
+            raise UserError(f"base: expected the name of a study or a file, got {shown(document['base'])}")
+        base = find_study(document["base"])
         study = base.changed(settings | {name: values for name, values in cross.items() if _known_axis(name, base)})
         return replace(study, name=_slug_of(stem), title=str(document.get("title", base.title)))
     axes = {name: _choices(name, values) for name, values in cross.items()}

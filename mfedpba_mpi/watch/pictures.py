@@ -189,8 +189,8 @@ def _shares(run: Run) -> Iterator[Span]:
     total = run.rounds.get("seconds_total", np.zeros(0)).sum()
     if total:
         yield "time", "dim"
-        for name in ("train", "server", "eval", "comm", "checkpoint"):
-            yield f"{name} {run.rounds[f'seconds_{name}'].sum() / total:.0%}", ""
+        for name, seconds in run.time_parts().items():
+            yield f"{name} {seconds.sum() / total:.0%}", ""
 
 
 def _ranks(run: Run, width: int) -> list[Line]:
