@@ -41,6 +41,7 @@ def test_a_directory_tells_how_far_its_run_is(finished, tmp_path):
         (socket.gethostname(), 2**22 + 1, False),  # beyond any process
         ("elsewhere", os.getpid(), False),  # nobody holds it
     ],
+    ids=["alive", "dead", "elsewhere"],
 )
 def test_a_lock_is_held_by_a_living_process(tmp_path, host, pid, expected):
     assert not held(tmp_path)
