@@ -65,8 +65,8 @@ def _panels(cells: Mapping[str, Mapping[str, Sequence[Run]]], ranked: bool = Fal
     names = list(dict.fromkeys(name for groups in cells.values() for name in groups))
     runs = [run for groups in cells.values() for several in groups.values() for run in several]
     looks = looks_of(names)
-    across = min(len(cells), ACROSS) or 1
-    down = -(-len(cells) // across) or 1
+    down = -(-len(cells) // ACROSS) or 1
+    across = -(-len(cells) // down) or 1  # rows about as long as each other
     width = COLUMN if across == 1 else PAGE
     mixed = len({run.remark for run in runs}) > 1
     titles = []

@@ -43,6 +43,7 @@ _REMARK = re.compile(r" \((synthetic data, validation rows|synthetic data|valida
 _NAMES = {
     "lambda_1": r"$\lambda_1$", "lambda_2": r"$\lambda_2$", "tau": r"$\tau$", "feature_dim": "feature dimension $d$",
     "server_epochs": "server steps $S$ a round", "clients": "clients $K$", "ranks": "ranks, one of them the server",
+    "gw_epsilon": r"$e_0$ of $\mathcal{L}_{\mathrm{align}}$",
 }  # fmt: skip
 
 
