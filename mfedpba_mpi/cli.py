@@ -14,9 +14,9 @@ import click
 from mfedpba_mpi import __version__
 from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, run_settings, safety_settings
 from mfedpba_mpi.comm.launcher import announced
-from mfedpba_mpi.config import preset_of
+from mfedpba_mpi.config import default_of
 from mfedpba_mpi.data.commands import PathType, data, data_dir_option
-from mfedpba_mpi.errors import Ended, RankFailed, RunError, UserError, describe_error
+from mfedpba_mpi.errors import PROGRAM, Ended, RankFailed, RunError, UserError, describe_error
 from mfedpba_mpi.export import export
 from mfedpba_mpi.launch import claim, end_all, end_together, launch
 from mfedpba_mpi.methods.catalog import METHODS
@@ -24,8 +24,6 @@ from mfedpba_mpi.options import fields_of
 from mfedpba_mpi.report.commands import report
 from mfedpba_mpi.studies.commands import study
 from mfedpba_mpi.watch.commands import watch
-
-PROGRAM = "mfedpba-mpi"
 
 
 class DefaultGroup(click.Group):
@@ -172,16 +170,11 @@ def list_methods() -> None:
     for name, cls in METHODS.items():
         click.echo(f"{name}: {cls.label}. {cls.__doc__}")
         rows = [
-            (f"  {name}.{parameter}", _default_of(parameter, field.default), _meaning_of(field.metadata))
+            (f"  {name}.{parameter}", default_of(parameter, field.default), _meaning_of(field.metadata))
             for parameter, field in fields_of(cls).items()
         ]
         if rows:
             console().print(table(["  parameter", "default", ""], rows))
-
-
-def _default_of(parameter: str, default: object) -> object:
-    """As it is shown."""
-    return "by dataset" if parameter in preset_of("youtube") else "" if default in (None, ()) else default
 
 
 def _meaning_of(metadata: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 
 import click
 
-from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, preset_of, read_toml
+from mfedpba_mpi.config import RunConfig, default_of, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.commands import PathType, data_dir_option
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.launch import Safety
@@ -69,11 +69,7 @@ def _click_arguments(cls: type, name: str) -> dict[str, Any]:
 
 
 def _default_words(name: str, default: Any) -> str:
-    if not default:
-        return ""
-    if name in preset_of("youtube"):
-        return "  [default: by dataset]"
-    return f"  [default: {default}]"
+    return f"  [default: {default_of(name, default)}]" if default else ""  # what 0 stands for is in the help
 
 
 def run_settings(function: Function) -> Function:

@@ -116,7 +116,7 @@ class RunConfig:
         if not isinstance(values, dict):
             raise UserError(f"the configuration is not a table of settings, but {shown(values)}")
         _refuse_missing(setting_names(), values)
-        if values["method"] not in METHODS:
+        if values["method"] not in [*METHODS]:  # whatever it is
             name = shown(values["method"])
             raise UserError(f"method {name} is not known here; if it is your own, use the script that registers it")
         config = make_config(values)
@@ -159,6 +159,11 @@ def preset_of(dataset: str) -> Mapping[str, Any]:
     """The preset of a dataset, or of the one it is a variant of (``reuters_1200`` follows ``reuters``)."""
     base = base_of(Path(dataset).stem)
     return PRESETS.get(base.name if base else dataset, {})
+
+
+def default_of(name: str, default: Any) -> str:
+    """The default of a setting, or of a method's, as it is shown; nothing where there is none to show."""
+    return "by dataset" if name in preset_of("youtube") else "" if default in (None, (), "") else str(default)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

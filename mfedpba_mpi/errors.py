@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+PROGRAM = "mfedpba-mpi"  # as it is called, and before every last word of it
+
 
 class UserError(Exception):
     """Something the user can put right; the message names the thing, the value and the fix."""

@@ -246,9 +246,8 @@ class Federation:
     @property
     def _trained(self) -> list[str]:
         """What a client reports of its training, by name in /rounds: its losses, and its gradient if it is tracked."""
-        return [f"loss_{term}" for term in self.method.client_class.terms] + [
-            "gradient_norm2"
-        ] * self.config.track_gradients
+        losses = [f"loss_{term}" for term in self.method.client_class.terms]
+        return losses + ["gradient_norm2"] * self.config.track_gradients
 
     def _gather_metrics(
         self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock

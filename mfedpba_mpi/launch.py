@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mfedpba_mpi.comm.launcher import announced, check_slurm, first_on_node, given_gpus, joined, start_mpi
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import printable
-from mfedpba_mpi.errors import Ended, RankLost, RunError, UserError, describe_error
+from mfedpba_mpi.errors import PROGRAM, Ended, RankLost, RunError, UserError, describe_error
 from mfedpba_mpi.options import option
 from mfedpba_mpi.stopping import Stop
 
@@ -225,7 +225,7 @@ def end_all(message: str, code: int) -> NoReturn:
 def _say(message: str) -> None:
     """The last words, without what would do something to a terminal."""
     lines = map(printable, message.split("\n"))
-    print("mfedpba-mpi: " + "\n".join(lines), file=sys.stderr, flush=True)
+    print(f"{PROGRAM}: " + "\n".join(lines), file=sys.stderr, flush=True)
 
 
 def end_together(message: str, code: int) -> NoReturn:

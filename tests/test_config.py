@@ -41,6 +41,12 @@ def test_a_run_of_a_method_that_is_not_there_names_the_method():
         RunConfig.from_json(text)
 
 
+def test_a_method_that_is_no_name_at_all_is_an_error_of_the_file():
+    text = make_config({"dataset": "youtube"}).to_json().replace('"method": "mfedpba"', '"method": ["mfedpba"]')
+    with pytest.raises(UserError, match="is not known here"):
+        RunConfig.from_json(text)
+
+
 def test_the_configuration_survives_json():
     config = make_config({"dataset": "youtube", "mfedpba": {"without": "rec,con"}})
     values = json.loads(config.to_json())

@@ -58,7 +58,6 @@ from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 _FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # there for every method
-
 IN_FINAL = ("client_sha256", "E", "E_client", "E_modality", "I")  # of every run, beside what its method broadcasts
 
 

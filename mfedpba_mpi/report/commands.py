@@ -27,7 +27,7 @@ def report(sources: tuple[Path, ...], out: Path | None, opening: bool) -> None:
     from mfedpba_mpi.report.making import make_page
 
     page = make_page(sources)
-    out = out or Path("report") / "+".join(path.resolve().name for path in sources)[:200]
+    out = out or Path("report") / "+".join(map(_name, sources))[:200]
     try:
         out.mkdir(parents=True, exist_ok=True)
         page.write_files(out)
@@ -38,3 +38,9 @@ def report(sources: tuple[Path, ...], out: Path | None, opening: bool) -> None:
     click.echo(f"{made} in {out}; the page: {out / 'index.html'}")
     if opening and not webbrowser.open((out / "index.html").resolve().as_uri()):
         click.echo("there is no browser here; open the page with another")
+
+
+def _name(path: Path) -> str:
+    """A run or a study by all of its path that tells: gallery-local-s0 of runs/gallery/local/s0."""
+    parts = [part for part in path.parts if part not in (path.anchor, "..", "runs")]
+    return "-".join(parts) or path.resolve().name

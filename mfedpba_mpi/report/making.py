@@ -82,7 +82,8 @@ def _problem(runs: Sequence[Run]) -> str:
         "partition": "{}", "clients": "{} clients", "alpha": "alpha {}", "fusion": "fusion {}", "seed": "seed {}"
     }  # fmt: skip
     shared = {name: {run.attributes["config"].get(name) for run in runs} for name in words}
-    return ", ".join(words[name].format(*values) for name, values in shared.items() if len(values - {None}) == 1)
+    common = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
+    return ", ".join(words[name].format(value) for name, value in common.items() if value is not None)
 
 
 def _differing(runs: Sequence[Run]) -> dict[str, list[object]]:

@@ -223,8 +223,10 @@ def submit(
     from mfedpba_mpi.studies.state import COMPLETE, state_of
 
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
-    found, whole, directory, runs = _opened(data_dir=data_dir, **options)
-    jobs = 1 if found.alone else min(jobs, per_element)
+    _, whole, directory, _ = _opened(data_dir=data_dir, **options)
+    cut = options["assignments"]
+    runs = whole.changed(dict(map(_assignment, cut))).plan(data_dir)  # as the elements will find them in the directory
+    jobs = 1 if whole.alone else min(jobs, per_element)
     resources = Resources(tasks=jobs * max(planned.ranks for planned in runs), **given)
     parts = -(-len(runs) // per_element)
     todo = [i for i, planned in enumerate(runs) if state_of(directory / planned.path).status != COMPLETE]
@@ -232,7 +234,6 @@ def submit(
         click.echo(f"all {len(runs)} runs in {directory} are complete; mfedpba-mpi study table {directory} shows them")
         return
     elements = sorted({i % parts for i in todo})
-    cut = [word for text in options["assignments"] for word in ("--set", text)]
     job = Submission(whole.name, directory, data_dir, parts, elements, at_once, resources, setup, launcher, jobs, cut)
     if dry_run:
         click.echo(f"{job.array()}\n{job.table()}", nl=False)

@@ -57,7 +57,7 @@ class Submission:
 
     Attributes
     ----------
-    parts : of the study, of which `elements` are those with something to do, and `cut` the options that make it.
+    parts : of the study, cut as `cut` (of ``--set``) says, and `elements` those of them with something to do.
     at_once : elements that may run together (0: as many as SLURM lets).
     setup : lines that make the environment, for example ``module load openmpi``.
     launcher, jobs : as of `study run`.
@@ -84,7 +84,8 @@ class Submission:
             f"--output={self._scripts / '%A_%a.out'}",
         ]  # fmt: skip
         run = [
-            *self._program, "study", "run", str(self.directory.resolve()), *self.cut,
+            *self._program, "study", "run", str(self.directory.resolve()),
+            *(word for text in self.cut for word in ("--set", text)),
             "--data-dir", str(self.data_dir.resolve()), "--jobs", str(self.jobs), "--launcher", self.launcher,
         ]  # fmt: skip
         return "\n".join(

@@ -3,6 +3,7 @@
 ::
 
     title = "Local and MFedPBA on two partitions"
+    alone = true                    # optional: its runs measure time, so they go one after the other
 
     [settings]                      # of every run, as in a --config file; a method's own in its table
     rounds = 100
@@ -26,8 +27,6 @@
     [quick]                         # what --quick changes: lists are cut to these values, other settings set
     seed = [0]
     rounds = 3
-
-    alone = true                    # above the parts: its runs measure time, so they go one after the other
 
 Names and values are those of `mfedpba-mpi run`. Everything is checked before the first run starts. A file with
 ``base = "main-table"`` (or another file) starts from that study and changes it, as [quick] does.

@@ -132,8 +132,11 @@ def tabulate(study: Study, directory: Path, measure: str = "", against: str = ""
 
 
 def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: str) -> Results:
-    """The table of each number minus that of the same row and seed in a column; without those that lack the other."""
-    axis = study.layout.columns
+    """The table of each number minus that of the same row and seed in a column; without those that lack the other.
+
+    Where a table has but one column, it is its rows that are compared.
+    """
+    axis = study.layout.columns or next(iter(study.layout.rows), "")
     labels = [choice.label for choice in study.axes[axis]] if axis else []
     if column not in labels:
         raise unknown("against", column, labels)
@@ -143,6 +146,7 @@ def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: s
 
     base = {rest(place): number for place, number, _ in found if place.labels[axis] == column}
     differences = [(place, x - base[rest(place)], remark) for place, x, remark in found if rest(place) in base]
+    study = replace(study, layout=replace(study.layout, against_first=False))
     return lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"))
 
 

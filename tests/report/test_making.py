@@ -107,9 +107,10 @@ def test_the_command_writes_a_page_figures_and_tables(study, command, tmp_path):
 
 
 def test_a_page_is_called_as_what_is_on_it(study, command, tmp_path):
-    assert command("report", study).returncode == 0
-    assert command("report", study / "local/s0", study / "mfedpba/s0").returncode == 0
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["s0+s0", "study"]
+    assert command("report", "study").returncode == 0
+    assert command("report", "./study/local/s0", "study/mfedpba/s0").returncode == 0
+    names = sorted(path.name for path in (tmp_path / "report").iterdir())
+    assert names == ["study", "study-local-s0+study-mfedpba-s0"]
 
 
 def test_what_is_no_run_is_named(study, command, tmp_path):

@@ -208,6 +208,15 @@ def test_submit_leaves_out_what_is_complete(study, command):
     assert "all 1 runs in runs/small are complete" in array("--set", "seed=0", "--set", "method=fedproto")
 
 
+def test_submit_numbers_the_runs_as_its_elements_will_find_them(study, command, tmp_path):
+    """The file has another seed than the directory, whose study then has both."""
+    assert command("study", "run", study, "--set", "seed=0").returncode == 0
+    (tmp_path / study).write_text(STUDY.replace("seed = [0, 1]", "seed = [1]"))
+    script = command("study", "submit", study, "--dry-run").stdout
+    assert re.search("--array=(.*)", script)[1] == "1,3"
+    assert '--part "$SLURM_ARRAY_TASK_ID/4"' in script
+
+
 def test_submit_without_slurm_says_so(study, command, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     result = command("study", "submit", study)

@@ -85,6 +85,8 @@ def test_the_first_row_is_what_others_are_compared_with(tmp_path):
     (_, first), (_, second) = lay_out(study, entries(study, [40.0, 38.5]), ACCURACY).rows
     assert (first[0].against, second[0].against) == ("", "-1.50")
     assert lay_out(study, entries(study, [4.0, 1.6]), SECONDS).rows[1][1][0].against == "2.50x"
+    (_, (base,)), (_, (other,)) = subtracted(study, entries(study, [4.0, 1.6]), SECONDS, "6").rows
+    assert (base.text(2), other.text(2), other.against) == ("0.00", "-2.40", "")
 
 
 def test_synthetic_is_said_in_the_title_or_in_the_row_where_data_mix(study):
