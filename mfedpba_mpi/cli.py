@@ -13,7 +13,7 @@ import click
 
 from mfedpba_mpi import __version__
 from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, run_settings, safety_settings
-from mfedpba_mpi.comm.launcher import announced
+from mfedpba_mpi.comm.launcher import announced, check_slurm
 from mfedpba_mpi.config import default_of
 from mfedpba_mpi.data.commands import PathType, data, data_dir_option
 from mfedpba_mpi.errors import PROGRAM, Ended, RankFailed, RunError, UserError, describe_error
@@ -151,6 +151,33 @@ def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **option
     from mfedpba_mpi.planning.showing import report
 
     for line in report(make_plan(config, data_dir, ranks, nodes, cores, gpus)):
+        console().print(line)
+
+
+@cli.command(short_help="See whether it works here, on so many ranks.")
+@click.option(
+    "--dir",
+    "directory",
+    type=PathType,
+    default=Path(),
+    metavar="DIR",
+    help="a directory that all nodes have to share  [default: this one]",
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="as in `run`")
+def check(directory: Path, device: str) -> None:
+    """See whether the program works here: ranks and their cores and devices, shared files, messages, the same bits.
+
+    \b
+    mpirun -n 7 mfedpba-mpi check
+    srun --mpi=pmix --ntasks=64 mfedpba-mpi check --dir $SCRATCH
+
+    Takes seconds, and leaves nothing behind. Exit codes: 0 all is well, 1 it is not, 2 something to put right.
+    """
+    check_slurm(clients=6)
+    from mfedpba_mpi.checking import check as steps
+    from mfedpba_mpi.console import console
+
+    for line in steps(directory, device):
         console().print(line)
 
 

@@ -90,13 +90,7 @@ def launch(
     stop = Stop()
     stop.listen()
     rank, size = announced()
-    if size > 1:
-        # MPI waits for ever for a rank that died before it could begin.
-        faulthandler.dump_traceback_later(min(safety.timeout, MPI_START), exit=True)
-        try:
-            start_mpi()
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    meet(safety.timeout)
     if size > 1 and rank > config.clients:
         from mfedpba_mpi.comm.waiting import leave, wait_as_spare
 
@@ -104,17 +98,11 @@ def launch(
         if code:
             leave(code)
         return
-    from mfedpba_mpi.comm.serial import Comm
-
-    comm = Comm()
-    if size > 1:
-        from mfedpba_mpi.comm.mpi import MPIComm
-
-        comm = MPIComm(config.clients, safety.timeout, safety.on_failure == "continue")
-    elif safety.on_failure == "continue":
+    if size == 1 and safety.on_failure == "continue":
         raise UserError(
             "on-failure: one process has no other to go on; start several with `mpirun --with-ft ulfm -n N`"
         )
+    comm = connect(config.clients, safety)
     from mfedpba_mpi.screen import Screen
 
     _take_part(
@@ -127,6 +115,27 @@ def launch(
         stop,
         resume,
     )
+
+
+def meet(timeout: float) -> None:
+    """Start MPI where several ranks were started, which waits for ever for one that died before it could begin."""
+    if announced()[1] > 1:
+        faulthandler.dump_traceback_later(min(timeout, MPI_START), exit=True)
+        try:
+            start_mpi()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def connect(clients: int, safety: Safety) -> Comm:
+    """Be one of the ranks 0 to K of a run with so many clients; those that were started have met."""
+    if announced()[1] > 1:
+        from mfedpba_mpi.comm.mpi import MPIComm
+
+        return MPIComm(clients, safety.timeout, safety.on_failure == "continue")
+    from mfedpba_mpi.comm.serial import Comm
+
+    return Comm()
 
 
 def simulate(

@@ -25,7 +25,7 @@ LAYERS = [
     ["federation"],
     ["simulation", "screen", "resuming", "planning"],
     ["launch"],
-    ["studies"],
+    ["studies", "checking"],
     ["report", "watch", "export"],
     ["click_settings"],
     ["cli"],

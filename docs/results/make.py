@@ -1,10 +1,11 @@
 """The numbers of docs/results.md from the runs behind them: ``python docs/results/make.py RUNS``.
 
-RUNS/NAME holds runs of the study NAME.toml that is beside this file. Their numbers go into NAME.csv, a line a run,
-where lines of runs that are not there stay; their figures are NAME-*.png. From the lines come the tables of results.md
-and clients.md, each between the lines ``<!-- NAME MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``,
-the accuracy of each client; a column may follow that is subtracted, see ``study table --against``; several measures,
-with commas between them, are the columns of one table, where the study itself has only one.
+RUNS/NAME holds runs of the study NAME.toml that is beside this file. Their numbers go into NAME.csv and their
+accuracies after each round into NAME-rounds.csv, a line a run, where lines of runs that are not there stay. From these
+lines come the figures NAME-*.png and the tables of results.md and clients.md, each between the lines ``<!-- NAME
+MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; a column may follow
+that is subtracted, see ``study table --against``; several measures, with commas between them, are the columns of one
+table, where the study itself has only one.
 """
 
 from __future__ import annotations
@@ -16,41 +17,51 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from mfedpba_mpi.records.run import Run
 from mfedpba_mpi.report import save
-from mfedpba_mpi.report.study_figures import client_cells, figures_of
+from mfedpba_mpi.report.study_figures import client_cells, figures_from
 from mfedpba_mpi.studies.formats import as_markdown, raw
 from mfedpba_mpi.studies.study import SEED, Place, Study, find_study, put
-from mfedpba_mpi.studies.tables import MEASURES, Results, lay_out, subtracted
+from mfedpba_mpi.studies.tables import MEASURES, Results, ended, lay_out, subtracted
 
 HERE = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+Lines = list[tuple[Place, dict[str, str]]]
 
 
 @dataclass
 class Record:
-    """A study and the line of each of its runs, in the study's order."""
+    """A study, the numbers of each of its runs in the study's order, and the accuracies of some after each round."""
 
     study: Study
-    runs: list[tuple[Place, dict[str, str]]]
+    runs: Lines
+    rounds: Lines
 
     @classmethod
     def of(cls, name: str, runs: Path) -> Record:
-        """Read what is known of a study; write it anew, and draw it, where there are runs."""
-        study, file = find_study(str(HERE / f"{name}.toml")), HERE / f"{name}.csv"
-        texts = [file.read_text(encoding="utf-8")] if file.exists() else []
-        if (runs / name).is_dir():
-            texts.append(raw(study, runs / name))
-        lines = {
-            tuple(line.split(",")[: len(study.axes)]): line for text in texts for line in text.splitlines()[1:]
-        }  # the later ones win
-        known = [(place, lines[key]) for place in study.places() if (key := tuple(place.labels.values())) in lines]
-        header = texts[-1].splitlines()[0] if texts else ""
-        if (runs / name).is_dir():
-            put(file, "\n".join([header, *(line for _, line in known)]) + "\n")
-            for kind, _, figure in figures_of(study, runs / name):
-                save(figure, HERE / f"{name}-{kind}")
-                (HERE / f"{name}-{kind}.pdf").unlink()
-        return cls(study, [(place, next(csv.DictReader([header, line]))) for place, line in known])
+        """What is known of a study, with what the runs that are there add to it."""
+        study, there = find_study(str(HERE / f"{name}.toml")), (runs / name).is_dir()
+        numbers = _merge(study, HERE / f"{name}.csv", raw(study, runs / name) if there else "")
+        rounds = _merge(study, HERE / f"{name}-rounds.csv", _rounds(study, runs / name) if there else "")
+        return cls(study, numbers, rounds)
+
+    def draw(self) -> None:
+        """The figures; accuracies over rounds only where those of all the runs beside each other are known."""
+        curves = {place.path: row for place, row in self.rounds}
+        gaps = {_beside(place) for place, _ in self.runs if place.path not in curves}
+        found = [
+            (
+                place,
+                _as_run(row, {} if _beside(place) in gaps else curves[place.path]),
+                _number(row, self.study.layout.measure),
+            )
+            for place, row in self.runs
+        ]
+        for kind, _, figure in figures_from(self.study, found):
+            save(figure, HERE / f"{self.study.name}-{kind}")
+            (HERE / f"{self.study.name}-{kind}.pdf").unlink()
 
     def table(self, measures: str, against: str) -> str:
         """The table of a measure, or that of several, in Markdown."""
@@ -65,7 +76,7 @@ class Record:
     def results(self, measure: str, against: str) -> Results:
         """The table of a measure, if need be as differences to a column."""
         found = [
-            (place, float(row[measure] or "nan"), f" ({row['remark']})" if row["remark"] else "")
+            (place, _number(row, measure), f" ({row['remark']})" if row["remark"] else "")
             for place, row in self.runs
             if row[measure] or row["status"] != "complete"
         ]
@@ -77,13 +88,51 @@ class Record:
         cells: dict[str, dict[str, list[list[float]]]] = {}
         for place, row in self.runs:
             if row["status"] == "complete":
-                rest = [label for axis, label in place.labels.items() if axis not in ("method", SEED)]
                 accuracies = [float(x) for x in (*row["clients"].split(), row["last_five"])]
-                methods = cells.setdefault(", ".join([self.study.title, *rest]), {})
+                methods = cells.setdefault(", ".join([self.study.title, *_beside(place)]), {})
                 methods.setdefault(place.labels["method"], []).append(accuracies)
         for title, methods in cells.items():
             heads, texts = client_cells(methods)
             yield _markdown(title, ["method", *heads], [[name, *texts[name]] for name in methods])
+
+
+def _merge(study: Study, file: Path, text: str) -> Lines:
+    """The lines of `file` and those of `text`, which win, in the study's order; written back where some are new."""
+    texts = [file.read_text(encoding="utf-8")] if file.exists() else []
+    texts += [text] if text else []
+    lines = {tuple(line.split(",")[: len(study.axes)]): line for each in texts for line in each.splitlines()[1:]}
+    known = [(place, lines[key]) for place in study.places() if (key := tuple(place.labels.values())) in lines]
+    header = texts[-1].splitlines()[0] if texts else ""
+    if text and known:
+        put(file, "\n".join([header, *(line for _, line in known)]) + "\n")
+    return [(place, next(csv.DictReader([header, line]))) for place, line in known]
+
+
+def _rounds(study: Study, directory: Path) -> str:
+    """A line of CSV for each run that has ended: its choices and its average accuracy in % after each round."""
+    lines, longest = [], 0
+    for place, run in ended(study, directory):
+        lines.append(",".join([*place.labels.values(), *(f"{100 * x:.2f}" for x in run.average())]))
+        longest = max(longest, len(run.average()))
+    return "\n".join([",".join([*study.axes, *map(str, range(1, longest + 1))]), *lines])
+
+
+def _as_run(row: dict[str, str], curve: dict[str, str]) -> Run:
+    """As much of a run as figures of a study need: what it was measured on, and its accuracy after each round."""
+    average = np.array([float(x) for t, x in curve.items() if t.isdigit() and x])[:, None]
+    rounds = {"accuracy": average / 100, "correct": average, "tested": np.full_like(average, 100)} if curve else {}
+    origin = "synthetic" if "synthetic" in row["remark"] else "real"
+    attributes = {"status": row["status"], "data_origin": origin, "config": {"validation": "valid" in row["remark"]}}
+    return Run(HERE, attributes, rounds, {}, {})
+
+
+def _beside(place: Place) -> tuple[str, ...]:
+    """What a run has in common with those that it is compared with: all but its method and its seed."""
+    return tuple(label for axis, label in place.labels.items() if axis not in ("method", SEED))
+
+
+def _number(row: dict[str, str], measure: str) -> float:
+    return float(row[measure] or "nan")
 
 
 def _markdown(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -94,6 +143,8 @@ def _markdown(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -
 def main(runs: Path) -> None:
     """Make everything anew."""
     records = {path.stem: Record.of(path.stem, runs) for path in sorted(HERE.glob("*.toml"))}
+    for record in records.values():
+        record.draw()
 
     def block(match: re.Match[str]) -> str:
         first, name, measure, against, last = match.groups()

@@ -204,8 +204,12 @@ def figures_of(study: Study, directory: Path) -> Iterator[tuple[str, str, Figure
     """
     if study.layout.measure not in MEASURES:
         raise unknown("measure", study.layout.measure, MEASURES)
-    measure, value = MEASURES[study.layout.measure]
-    found = _ended(study, directory, value)
+    yield from figures_from(study, _ended(study, directory, MEASURES[study.layout.measure][1]))
+
+
+def figures_from(study: Study, found: Found) -> Iterator[tuple[str, str, Figure]]:
+    """`figures_of` these runs."""
+    measure = MEASURES[study.layout.measure][0]
     yield from _numbered(_table_figures(study, found, measure))
     if measure.larger_is_better:
         yield from _numbered(_convergence_figures(study, found))
