@@ -95,6 +95,20 @@ def test_srun_with_the_wrong_mpi_is_told_so_once(cluster, data_dir):
     assert cluster.output(job).count("--mpi=pmix") == 1
 
 
+@pmix
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ("", 0, "8 methods with 4 clients on 2 ranks and in one process: the same"),
+        ("--dir /dev/shm", 2, "rank 1 (n2) does not see what rank 0 (n1) writes in /dev/shm"),
+    ],
+)
+def test_check_looks_at_both_nodes_and_what_they_share(cluster, options, code, words):
+    job = cluster.submit(*TWO_NODES, f"--wrap=./envs/run srun --mpi=pmix mfedpba-mpi check {options}")
+    assert cluster.finish(job) == code, cluster.output(job)
+    assert words in cluster.output(job)
+
+
 def test_the_script_for_gpus_runs_on_two_nodes(cluster, submit, unbatched, tmp_path):
     settings = (*TINY, "--rounds", 3, "--clients", 8, "--device", "cpu")
     job = submit("multi-node-gpu.sbatch", "--ntasks-per-node=2", settings=settings)
