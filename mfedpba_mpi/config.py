@@ -77,7 +77,9 @@ class RunConfig:
     participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1, group=TRAINING)
     eval_every: int = option(1, "evaluate every so many rounds, and after the last", low=1, group=TRAINING)
     track_gradients: bool = option(
-        False, "log each client's mean squared gradient norm, /rounds/gradient_norm2 (slower)", group=TRAINING
+        False,
+        "log gradient norms of clients, /rounds/gradient_norm2, and of MFedPBA's server terms (slower)",
+        group=TRAINING,
     )
 
     device: str = option(

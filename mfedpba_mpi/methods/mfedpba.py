@@ -221,10 +221,14 @@ class MFedPBAServer(Server):
         if not isinstance(total, Tensor) or not total.requires_grad:
             return solve
         parameters = list(self.autoencoder.parameters())
+        if self.problem.config.track_gradients and s == self.params.server_epochs - 1:
+            for name, loss in losses.items():
+                if loss.requires_grad:  # it counts
+                    own = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+                    self.record[f"gradient_{name}"] = _norm(own)
         gradients = torch.autograd.grad(total, parameters)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         clip = self.params.server_clip
-        scale = min(1.0, clip / max(norm.item(), 1e-12)) if clip else 1.0
+        scale = min(1.0, clip / max(_norm(gradients), 1e-12)) if clip else 1.0
         sgd_step(parameters, gradients, self.params.server_lr * scale)
         return solve
 
@@ -262,6 +266,11 @@ class MFedPBAServer(Server):
             return {}
         present = state["present"]
         return {"plan": state["plans"].where(present[:, :, None] & present[:, None], math.nan)}
+
+
+def _norm(gradients: tuple[Tensor, ...]) -> float:
+    """The joint norm ||g||."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))).item()
 
 
 class MFedPBA(Method):

@@ -19,6 +19,8 @@ rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round
         gradient_norm2 (T, K)    with --track-gradients: means over the round's SGD steps of ||g||^2, g the stochastic
             gradient of the client's whole loss in all that it trains; NaN as for losses, rounding below some 1e-8
         server_rec, server_con, server_align (T,)    at the last server step of the round
+        gradient_rec, gradient_con, gradient_align (T,)    with --track-gradients: norms of the gradients of MFedPBA's
+            terms in the server's autoencoder, at the last server step of the round, before they are added and clipped
         gw_residual, gw_iterations (T,)    MFedPBA's transport plans: the round's largest residual, all its iterations
         gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN where there is none
         loss_<term> (T, K), server_<term> (T,)    of the other methods' own terms, see their modules

@@ -72,6 +72,11 @@ class Reference:
             total += torch.einsum("ijkl,ij,kl->", L, T, T) + E_0 / C * (T * T.log()).sum()
         return total
 
+    def norm(self, loss):
+        self.sgd.zero_grad()
+        loss.backward(retain_graph=True)
+        return sum(p.grad.square().sum() for p in self.parameters if p.grad is not None).sqrt().item()
+
     def round(self, uploads, I_G, steps):
         for _ in range(steps):
             P_G = self.prototypes(uploads)
@@ -80,8 +85,10 @@ class Reference:
                 "con": lambda P_G=P_G: self.contrast(P_G),
                 "align": lambda P_G=P_G: self.alignment(P_G, I_G),
             }
+            losses = {name: term() for name, term in terms.items() if name not in self.without}
+            self.norms = {f"gradient_{name}": self.norm(loss) for name, loss in losses.items()}
             self.sgd.zero_grad()
-            sum(term() for name, term in terms.items() if name not in self.without).backward()
+            sum(losses.values()).backward()
             if self.clip:
                 nn.utils.clip_grad_norm_(self.parameters, self.clip)
             self.sgd.step()
@@ -118,7 +125,7 @@ def test_two_rounds_of_the_prototype_optimiser(by_hand, clip, without):
     params = {
         "server_epochs": 3, "server_lr": LR, "server_clip": clip, "tau": TAU, "gw_epsilon": E_0, "without": without
     }  # fmt: skip
-    server = by_hand("mfedpba", data, M, C, d, batch_size=2, mfedpba=params).server
+    server = by_hand("mfedpba", data, M, C, d, batch_size=2, mfedpba=params, track_gradients=True).server
     server.alignment.tol = 1e-9
     reference = Reference(server.autoencoder.state_dict(), clip, without)
     draw = torch.Generator(CPU).manual_seed(0)
@@ -130,3 +137,5 @@ def test_two_rounds_of_the_prototype_optimiser(by_hand, clip, without):
         reply, I_G = server.step(t, 0, uploads), logits_by_entropy(uploads)
         torch.testing.assert_close(reply["I_G"], I_G)
         torch.testing.assert_close(reply["P_G"], reference.round(uploads, I_G, 3), rtol=1e-4, atol=1e-5)
+        norms = {name: value for name, value in server.record.items() if name.startswith("gradient_")}
+        assert norms == pytest.approx(reference.norms, rel=1e-4)
