@@ -70,9 +70,7 @@ def as_markdown(results: Results) -> str:
     def marked(cell: Cell | None) -> str:
         if cell is None:
             return "-"
-        text = cell.text(results.measure.digits)
-        text = {1: f"**{text}**", 2: f"<u>{text}</u>", 0: text}[cell.place]
-        return text + (f" ({cell.against})" if cell.against else "")
+        return cell.words(results.measure.digits, {1: "**{}**", 2: "<u>{}</u>", 0: "{}"}[cell.place])
 
     rows = [line([label, *map(marked, cells)]) for label, cells in results.rows]
     head = [line([results.corner, *results.columns]), "|---" + "|---:" * len(results.columns) + "|"]

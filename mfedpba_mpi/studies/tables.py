@@ -77,13 +77,14 @@ Found = tuple[Place, float, str]  # a run that has ended: its number, NaN if it 
 class Cell:
     """Mean and deviation of n values (NaN where one value has none); `place` 1 is the best, 2 the second, 0 neither.
 
-    Where n is 0 the runs have failed, for example because they diverged.
+    `failed` runs beside these have no value, for example because they diverged; then the cell has no place.
     `against` compares with the first row: a difference where more is better, else how many times as fast.
     """
 
     mean: float
     deviation: float
     n: int
+    failed: int = 0
     place: int = 0
     against: str = ""
 
@@ -94,9 +95,11 @@ class Cell:
         spread = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
-    def words(self, digits: int) -> str:
-        """The number, and how it compares."""
-        return self.text(digits) + (f" ({self.against})" if self.against else "")
+    def words(self, digits: int, mark: str = "{}") -> str:
+        """The number, in `mark`, how it compares, and how many runs it is without."""
+        without = f"{self.failed} failed" if self.failed and self.n else ""
+        said = ", ".join(filter(None, [self.against, without]))
+        return mark.format(self.text(digits)) + (f" ({said})" if said else "")
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ def cell_of(values: Sequence[float]) -> Cell | None:
         return None
     good = [value for value in values if not np.isnan(value)]
     deviation = float(np.std(good, ddof=1)) if len(good) > 1 else np.nan
-    return Cell(float(np.mean(good)) if good else np.nan, deviation, len(good))
+    return Cell(float(np.mean(good)) if good else np.nan, deviation, len(good), len(values) - len(good))
 
 
 def _placed(grid: list[list[Cell | None]], best: str, larger: bool) -> list[list[Cell | None]]:
@@ -220,7 +223,7 @@ def _placed(grid: list[list[Cell | None]], best: str, larger: bool) -> list[list
     groups = {"row": where, "column": columns, "table": [whole]}
     result = [list(row) for row in grid]
     for group in groups[best]:
-        cells = {(r, c): cell for r, c in group if (cell := grid[r][c]) and np.isfinite(cell.mean)}
+        cells = {(r, c): cell for r, c in group if (cell := grid[r][c]) and not cell.failed}
         means = sorted({cell.mean for cell in cells.values()}, reverse=larger)
         for (r, c), cell in cells.items():
             if len(cells) > 1 and cell.mean in means[:2]:

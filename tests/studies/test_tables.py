@@ -56,9 +56,18 @@ def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
 def test_runs_that_failed_are_no_numbers(study):
     results = lay_out(study, entries(study, [40, math.nan, math.nan, math.nan, None, None, *[1.0] * 6]), ACCURACY)
     _, cells = results.rows[0]
-    assert [cell and (cell.text(2), cell.n, cell.place) for cell in cells] == [("40.00", 1, 0), ("failed", 0, 0), None]
+    assert [cell and (cell.words(2), cell.n, cell.place) for cell in cells] == [
+        ("40.00 (1 failed)", 1, 0), ("failed", 0, 0), None
+    ]  # fmt: skip
     assert "7 of 12 runs are complete, 3 failed" in results.notes
-    assert "| m2 | 40.00 | failed | - |" in as_markdown(results)
+    assert "| m2 | 40.00 (1 failed) | failed | - |" in as_markdown(results)
+
+
+def test_a_method_that_failed_for_some_seeds_is_not_the_best(study):
+    results = lay_out(study, entries(study, [40, 42, 99, math.nan, 30, 32, *[1.0] * 6]), ACCURACY)
+    assert [(cell.words(2), cell.place) for cell in results.rows[0][1]] == [
+        ("41.00 ± 1.41", 1), ("99.00 (1 failed)", 0), ("31.00 ± 1.41", 2)
+    ]  # fmt: skip
 
 
 def test_less_is_better_of_times(study):
