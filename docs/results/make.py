@@ -27,7 +27,7 @@ from mfedpba_mpi.studies.study import SEED, Place, Study, find_study, put
 from mfedpba_mpi.studies.tables import MEASURES, Results, ended, lay_out, subtracted
 
 HERE = Path(__file__).parent
-BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 Lines = list[tuple[Place, dict[str, str]]]
 
 
