@@ -27,6 +27,7 @@ from mfedpba_mpi.studies.study import SEED, Place, Study, find_study, put
 from mfedpba_mpi.studies.tables import MEASURES, Results, ended, lay_out, subtracted
 
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "results.md"
 BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 Lines = list[tuple[Place, dict[str, str]]]
 
@@ -48,7 +49,7 @@ class Record:
         return cls(study, numbers, rounds)
 
     def draw(self) -> None:
-        """The figures; accuracies over rounds only where those of all the runs beside each other are known."""
+        """The figures of the page; accuracies over rounds only where those of all runs beside each other are known."""
         curves = {place.path: row for place, row in self.rounds}
         gaps = {_beside(place) for place, _ in self.runs if place.path not in curves}
         found = [
@@ -59,9 +60,11 @@ class Record:
             )
             for place, row in self.runs
         ]
+        page = PAGE.read_text(encoding="utf-8")
         for kind, _, figure in figures_from(self.study, found):
-            save(figure, HERE / f"{self.study.name}-{kind}")
-            (HERE / f"{self.study.name}-{kind}.pdf").unlink()
+            if f"{self.study.name}-{kind}.png" in page:
+                save(figure, HERE / f"{self.study.name}-{kind}")
+                (HERE / f"{self.study.name}-{kind}.pdf").unlink()
 
     def table(self, measures: str, against: str) -> str:
         """The table of a measure, or that of several, in Markdown."""
@@ -152,7 +155,7 @@ def main(runs: Path) -> None:
         inner = "\n".join(record.clients()) if measure == "clients" else record.table(measure, against)
         return f"{first}{inner}{last}"
 
-    for page in (HERE.parent / "results.md", HERE / "clients.md"):
+    for page in (PAGE, HERE / "clients.md"):
         put(page, BLOCK.sub(block, page.read_text(encoding="utf-8")))
 
 
