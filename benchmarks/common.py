@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mfedpba_mpi.console import console, table
@@ -22,9 +22,6 @@ class Case:
     def json(self) -> str:
         values = {name: float(f"{value:.4g}") for name, value in {**self.seconds, **self.notes}.items()}
         return json.dumps({"benchmark": self.benchmark, "case": self.case, **values})
-
-
-Benchmark = Callable[[], Iterator[Case]]
 
 
 def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:

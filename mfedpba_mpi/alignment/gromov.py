@@ -250,10 +250,6 @@ class StructureAlignment:
             iterations=self.iterations,
         )
 
-    def reset(self) -> None:
-        """Forget the plans: the next call starts at the identity coupling."""
-        self.load_state({})
-
     def state(self) -> dict[str, Tensor]:
         """Copies of what later calls depend on, empty before the first call.
 

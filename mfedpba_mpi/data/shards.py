@@ -119,11 +119,6 @@ class _Rows:
         return values.astype(np.float32, copy=False)
 
 
-def read_client(path: Path, k: int) -> ClientData:
-    """The data of client k."""
-    return read_clients(path, [k])[0]
-
-
 def read_partition(path: Path) -> Partition:
     """The partition that the file was made with."""
     with reading(path, FORMAT, VERSION, REMEDY) as file:

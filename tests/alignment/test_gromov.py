@@ -323,8 +323,6 @@ def test_plans_are_kept_until_the_present_classes_change() -> None:
     assert torch.equal(plans[1], fresh.state()["plans"][1])
     assert (plans[0] - kept).abs().sum() < 1e-4
     assert torch.equal(plans[1, 0], torch.zeros(C, dtype=torch.float64))
-    alignment.reset()
-    assert torch.equal(alignment(P_G, fewer, I_G), StructureAlignment(e_0=2.0)(P_G, fewer, I_G))
 
 
 def test_what_is_not_finite_ends_at_once_and_shows() -> None:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.data.partition import Partition, make_partition
-from mfedpba_mpi.data.shards import ClientData, has_shards, read_client, read_clients, read_partition, write_shards
+from mfedpba_mpi.data.shards import ClientData, has_shards, read_clients, read_partition, write_shards
 from mfedpba_mpi.data.store import FeatureStore, write_store
 from mfedpba_mpi.errors import UserError
 from tests.data.damage import zero_first_chunk
@@ -62,8 +62,8 @@ def test_every_client_gets_its_rows_of_its_modalities(path: Path, store: Feature
 
 def test_clients_may_be_read_in_any_order(path: Path) -> None:
     seventh, third = read_clients(path, [7, 3])
-    np.testing.assert_array_equal(seventh.labels, read_client(path, 7).labels)
-    np.testing.assert_array_equal(third.labels, read_client(path, 3).labels)
+    np.testing.assert_array_equal(seventh.labels, read_clients(path, [7])[0].labels)
+    np.testing.assert_array_equal(third.labels, read_clients(path, [3])[0].labels)
 
 
 def test_the_partition_can_be_rebuilt(path: Path, partition: Partition) -> None:
@@ -90,7 +90,7 @@ def test_a_client_reads_although_every_chunk_without_its_rows_is_damaged(
         for chunk in others:
             file.seek(chunk.byte_offset)
             file.write(b"\xff" * 64)
-    assert_right(read_client(path, k), k, store, partition)
+    assert_right(*read_clients(path, [k]), k, store, partition)
     with pytest.raises(UserError, match="delete it"):
         read_clients(path, range(K))
 
@@ -112,7 +112,7 @@ def test_a_chunk_that_became_zeros_is_noticed(path: Path, name: str) -> None:
 
 def test_many_processes_read_at_once(path: Path, store: FeatureStore, partition: Partition) -> None:
     with get_context("spawn").Pool(2) as pool:
-        for k, client in enumerate(pool.starmap(read_client, [(path, k) for k in range(4)])):
+        for k, (client,) in enumerate(pool.starmap(read_clients, [(path, [k]) for k in range(4)])):
             assert_right(client, k, store, partition)
 
 
@@ -126,7 +126,7 @@ def test_shards_are_known_by_their_key(path: Path, tmp_path: Path) -> None:
 
 def test_a_store_is_no_shards_file(store: FeatureStore) -> None:
     with pytest.raises(UserError, match="not of the format mfedpba-shards"):
-        read_client(store.path, 0)
+        read_clients(store.path, [0])
 
 
 def test_an_interrupted_write_leaves_no_file(
