@@ -49,6 +49,7 @@ def cli() -> None:
     mfedpba-mpi --dataset youtube                      one process
     mpirun -n 7 mfedpba-mpi --dataset youtube          a server and six clients, a rank each
     mpirun -n 3 mfedpba-mpi --dataset mfeat --method local --rounds 50 --seed 1
+    mpirun -n 7 mfedpba-mpi check                      whether it works here, before anything long is started
     mfedpba-mpi data list                              which datasets are there
     mfedpba-mpi study run main-table --quick           the paper's table in small: many runs from one file
     mfedpba-mpi watch runs/youtube-m2-mfedpba-s0       look on while it goes
