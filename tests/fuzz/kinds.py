@@ -131,7 +131,7 @@ def make_npz(directory: Path) -> Path:
 def make_tables(directory: Path) -> Path:
     np.savetxt(directory / "a.csv", DENSE, delimiter=",", header="p,q,r,s,t,u", comments="")
     (directory / "b.txt.gz").write_bytes(
-        gzip.compress("".join(f"{row[0]:.3f} {row[1]:.3f}\n" for row in DENSE).encode())
+        gzip.compress("".join(f"{row[0]:.3f} {row[1]:.3f}\n" for row in DENSE).encode(), mtime=0)
     )
     np.save(directory / "c.npy", DENSE)
     save_npz(directory / "d.npz", SPARSE)

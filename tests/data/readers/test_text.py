@@ -56,7 +56,11 @@ def test_lines_keep_their_numbers_when_blank_ones_are_left_out(tmp_path: Path, n
     assert list(lines(file)) == [(2, b"one"), (4, b"two")]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1 2 3" * 99)[:-9], b"\x1f\x8b" + b"x" * 50])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b"1 2 3" * 99)[:-9], b"\x1f\x8b" + b"x" * 50],
+    ids=["no gzip", "cut short", "noise"],
+)
 def test_a_damaged_gz_file_is_a_user_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.gz").write_bytes(content)
     with pytest.raises(UserError, match=r"x\.gz cannot be read .*again"):
