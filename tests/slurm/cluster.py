@@ -1,8 +1,9 @@
 """A throw-away SLURM on this machine: munged, slurmctld and two slurmd as the nodes n1 and n2, with two GPUs each.
 
 All that it writes is in one temporary directory, and its daemons listen on loopback only. Every node has a host
-name, process numbers, /etc/hosts and /dev/shm of its own (namespaces), so that MPI takes it for another machine, and no
-process of a job outlives it. The GPUs are /dev/null and /dev/zero: SLURM gives them out, and torch finds none.
+name, process numbers, /etc/hosts, /dev/shm and TMPDIR of its own (namespaces), so that MPI takes it for another
+machine, and no process of a job outlives it. The GPUs are /dev/null and /dev/zero: SLURM gives them out, and torch
+finds none.
 """
 
 import os
@@ -31,7 +32,13 @@ NAMESPACES = ("unshare", "--uts", "--mount", "--pid", "--mount-proc", "--fork", 
 # The nodes talk by TCP alone. Open MPI leaves lo out, and MPICH takes them for one machine, with shared memory.
 NETWORK = {"OMPI_MCA_btl_tcp_if_include": "lo", "UCX_TLS": "self,tcp"}
 # The shell stays as process 1 of its namespaces, which reaps orphans, and with which all in them end.
-HOST = 'hostname "$0" && mount --bind hosts /etc/hosts && mount -t tmpfs tmpfs /dev/shm && "$@"; exit'
+# Open MPI's files in TMPDIR have host and process number as their name: those of a node that was killed, found again by
+# one of the same name, end its mpirun with "The PMIx server's listener thread failed to start".
+HOST = """
+hostname "$0" && mount --bind hosts /etc/hosts || exit
+for private in /dev/shm tmp; do mount -t tmpfs tmpfs "$private" || exit; done
+"$@"; exit
+"""
 CONF = """
 ClusterName=test
 SlurmctldHost=control(127.0.0.1)
@@ -94,7 +101,8 @@ class Cluster:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
             kept = {name: os.environ[name] for name in ("HOME", "LANG", "MFEDPBA_MPI") if name in os.environ}
-            self.env = {**kept, "PATH": PATH, "SLURM_CONF": str(self.directory / "slurm.conf"), **NETWORK}
+            ours = {"SLURM_CONF": str(self.directory / "slurm.conf"), "TMPDIR": str(self.directory / "tmp")}
+            self.env = {**kept, "PATH": PATH, **ours, **NETWORK}
             self._write_files()
             munge = {"socket": "munge", "key-file": "key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
             options = [f"--{name}={self.directory / file}" for name, file in munge.items()]
@@ -155,7 +163,7 @@ class Cluster:
 
     def _write_files(self) -> None:
         self.directory.chmod(0o755)  # munged refuses a socket that not everyone can reach
-        for name in ("state", *NODES):
+        for name in ("state", "tmp", *NODES):
             (self.directory / name).mkdir()
         (self.directory / "key").write_bytes(secrets.token_bytes(128))
         (self.directory / "key").chmod(0o600)
