@@ -39,7 +39,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -267,30 +267,36 @@ def _study(document: Mapping[str, Any], stem: str) -> Study:
             raise UserError(f"unknown part {shown(name)}{nearest(name, _PARTS)}; a study has: {', '.join(_PARTS)}")
     settings, cross, table, quick = (_table(document, part) for part in ("settings", "cross", "table", "quick"))
     if "base" in document:
-        if not isinstance(document["base"], str):
-            raise UserError(f"base: expected the name of a study or a file, got {shown(document['base'])}")
-        base = find_study(document["base"])
-        study = base.changed(settings | {name: values for name, values in cross.items() if _known_axis(name, base)})
-        return replace(study, name=_slug_of(stem), title=str(document.get("title", base.title)))
-    axes = {name: _choices(name, values) for name, values in cross.items()}
-    if not axes:
+        study = _base(document["base"], cross).changed(settings | cross)
+    else:
+        study = Study(stem, stem, settings, {name: _choices(name, values) for name, values in cross.items()})
+    if not study.axes:
         raise UserError("nothing to cross; a study needs a part [cross] with at least one list, e.g. seed = [0, 1, 2]")
-    for name in [*settings, *(name for choices in axes.values() for choice in choices for name in choice.settings)]:
+    crossed = [name for choices in study.axes.values() for choice in choices for name in choice.settings]
+    for name in [*study.settings, *crossed, *(name for name in quick if name not in study.axes)]:
         _check_name(name)
-    for name in quick:
-        if name not in axes:
-            _check_name(name)
-    name, title = (str(document.get(part, stem)) for part in ("name", "title"))
+    name = str(document.get("name", stem))
     if not _slug_of(name):
         raise UserError(f"name: {shown(name)} cannot name a directory; use letters and digits")
-    layout = _layout(table, list(axes))
-    return Study(_slug_of(name), title, settings, axes, layout, document.get("alone") is True, quick)
+    return replace(
+        study,
+        name=_slug_of(name),
+        title=str(document.get("title", study.title)),
+        alone=document.get("alone", study.alone) is True,
+        layout=_layout(asdict(study.layout) | table, list(study.axes)),
+        quick=quick or study.quick,
+    )
 
 
-def _known_axis(name: str, base: Study) -> bool:
-    if name not in base.axes:
-        raise UserError(f"cross: {base.name} has no list {shown(name)}{nearest(name, base.axes)} to cut or replace")
-    return True
+def _base(source: Any, cross: Mapping[str, Any]) -> Study:
+    """The study that another starts from; one that has the lists which are to be changed."""
+    if not isinstance(source, str):
+        raise UserError(f"base: expected the name of a study or a file, got {shown(source)}")
+    base = find_study(source)
+    for name in cross:
+        if name not in base.axes:
+            raise UserError(f"cross: {base.name} has no list {shown(name)}{nearest(name, base.axes)} to cut or replace")
+    return base
 
 
 def _table(document: Mapping[str, Any], part: str) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def tabulate(study: Study, directory: Path, measure: str = "", against: str = ""
 def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: str) -> Results:
     """The table of each number minus that of the same row and seed in a column; without those that lack the other.
 
-    Where a table has but one column, it is its rows that are compared.
+    A failed run is one here too, and no run for what the others did. Where a table has but one column, it is its rows
+    that are compared.
     """
     axis = study.layout.columns or next(iter(study.layout.rows), "")
     labels = [choice.label for choice in study.axes[axis]] if axis else []
@@ -147,8 +148,12 @@ def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: s
     def rest(place: Place) -> tuple[str, ...]:
         return tuple(label for name, label in place.labels.items() if name != axis)
 
-    base = {rest(place): number for place, number, _ in found if place.labels[axis] == column}
-    differences = [(place, x - base[rest(place)], remark) for place, x, remark in found if rest(place) in base]
+    base = {rest(place): x for place, x, _ in found if place.labels[axis] == column and not np.isnan(x)}
+    differences = [
+        (place, x - base.get(rest(place), np.nan), remark)
+        for place, x, remark in found
+        if rest(place) in base or np.isnan(x)
+    ]
     study = replace(study, layout=replace(study.layout, against_first=False))
     return lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"))
 

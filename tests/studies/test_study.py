@@ -85,6 +85,20 @@ def test_a_study_may_start_from_another(written, tmp_path):
         written('base = "main-table"\n[cross]\nsed = [8]\n')
 
 
+def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_its_own_way(written, tmp_path):
+    study = written('base = "main-table"\nalone = true\n[table]\nmeasure = "best"\n[quick]\nrounds = 2\nseed = [5]\n')
+    assert (study.layout.measure, study.alone, study.quick) == ("best", True, {"rounds": 2, "seed": [5]})
+    as_it_was = written('base = "main-table"\n')
+    main_table = find_study("main-table")
+    assert (as_it_was.layout, as_it_was.alone, as_it_was.quick) == (main_table.layout, False, main_table.quick)
+    with pytest.raises(UserError, match="table: unknown 'mesure'"):
+        written('base = "main-table"\n[table]\nmesure = "best"\n')
+    with pytest.raises(UserError, match="unknown setting 'sede'"):
+        written('base = "main-table"\n[quick]\nsede = [1]\n')
+    with pytest.raises(UserError, match="unknown setting 'ronds'"):
+        written('base = "main-table"\n[settings]\nronds = 1\n')
+
+
 @pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
 def test_what_is_written_back_is_the_same_study(name, tmp_path):
     study = find_study(name)

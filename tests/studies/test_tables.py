@@ -200,5 +200,7 @@ def test_a_column_is_subtracted_seed_by_seed(study):
     assert [(cell.mean, cell.n) for cell in first] == [(0, 2), (10, 1), (1, 2)]
     assert first[2].deviation == 0
     assert [cell and (cell.mean, cell.n) for cell in second] == [(0, 1), (6, 1), None]  # seed 0 has no Local
+    failed = subtracted(study, entries(study, [math.nan, 42, 50, 51, *[None] * 8]), ACCURACY, "Local")
+    assert [(cell.mean, cell.n, cell.failed) for cell in failed.rows[0][1][:2]] == [(0, 1, 1), (9, 1, 0)]
     with pytest.raises(UserError, match="did you mean 'Local'"):
         subtracted(study, found, ACCURACY, "local")
