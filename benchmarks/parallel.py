@@ -15,7 +15,6 @@ Runs are started as users start them, ``mpirun -n N``; every time is a median ov
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,8 +26,9 @@ import numpy as np
 
 from benchmarks.common import Case
 from mfedpba_mpi import Run, load_run
+from mfedpba_mpi.comm.launcher import given_cores
 
-CORES = len(os.sched_getaffinity(0))
+CORES = len(given_cores())
 CALTECH = Path(__file__).parents[2] / "shared" / "data" / "caltech101.h5"
 WARM_UP = 1  # rounds that do not count
 RANK_MEMORY = 250e6  # bytes

@@ -6,7 +6,6 @@ Every rank calls `check`; rank 0 has something to say.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import socket
@@ -26,11 +25,11 @@ from rich.table import Table
 
 from mfedpba_mpi import __version__
 from mfedpba_mpi.comm.devices import set_up
-from mfedpba_mpi.comm.launcher import announced
+from mfedpba_mpi.comm.launcher import announced, given_cores
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.wire import Layout
 from mfedpba_mpi.config import RunConfig, fit_to_data
-from mfedpba_mpi.console import bytes_of, count, table
+from mfedpba_mpi.console import bytes_of, count, ranges, table
 from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.errors import PROGRAM, RunError, UserError
 from mfedpba_mpi.launch import Safety, connect, meet
@@ -111,7 +110,7 @@ def facts(comm: Comm, device: str, place: Path) -> Facts:
     """What is to be known of this rank."""
     return {
         "host": socket.gethostname(),
-        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        "cores": given_cores(),
         "device": str(set_up(device, comm.local_rank, threads=1)),
         "torch": torch.__version__,
         "sees": place.is_dir(),
@@ -146,21 +145,10 @@ def remarks(ranks: Sequence[Facts]) -> Iterator[str]:
         hosts[rank["host"]].append(i)
     for host, own in hosts.items():
         cores = {core for i in own for core in ranks[i]["cores"]}
-        if cores and len(cores) < len(own):
+        if len(cores) < len(own):
             bound = any(len(ranks[i]["cores"]) == 1 for i in own)
             fix = "; if it has more, use `mpirun --bind-to none` or `srun --cpu-bind=none`" if bound else ""
             yield f"{host}: {len(own)} ranks share {count(len(cores), 'core')}{fix}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as people write them: 0-3,8."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1][1:] = [n]
-        else:
-            parts.append([n])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def messages(comm: Comm, clients: int) -> float:

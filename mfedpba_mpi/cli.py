@@ -16,7 +16,7 @@ from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, r
 from mfedpba_mpi.comm.launcher import announced, check_slurm
 from mfedpba_mpi.config import default_of
 from mfedpba_mpi.data.commands import PathType, data, data_dir_option
-from mfedpba_mpi.errors import PROGRAM, Ended, RankFailed, RunError, UserError, describe_error
+from mfedpba_mpi.errors import COMPLETE, PROGRAM, Ended, RankFailed, RunError, UserError, describe_error
 from mfedpba_mpi.export import export
 from mfedpba_mpi.launch import claim, end_all, end_together, launch
 from mfedpba_mpi.methods.catalog import METHODS
@@ -80,7 +80,7 @@ def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **option
         from mfedpba_mpi.resuming import status_of_same
 
     status = status_of_same(directory, config) if go_on else None
-    if status == "complete":
+    if status == COMPLETE:
         click.echo(f"the run in {directory} is complete")
         return
     claim(directory, overwrite or go_on)
@@ -106,7 +106,7 @@ def resume(directory: Path, rounds: int | None, data_dir: Path, **options: Any) 
     safety = read_safety(options)
     config, status = stored_config(directory)
     longer = extended(config, rounds) if rounds is not None else config
-    if status == "complete" and longer == config:
+    if status == COMPLETE and longer == config:
         click.echo(f"the run in {directory} is complete ({config.rounds} rounds); --rounds N extends it")
         return
     launch(longer, data_dir, directory, safety, resume=True)

@@ -47,6 +47,17 @@ def count(n: int, noun: str) -> str:
     return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as people, and SLURM, write them: 0-3,8."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1][1:] = [n]
+        else:
+            parts.append([n])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
 def duration(seconds: float) -> str:
     """A time in a unit that suits it."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -1,8 +1,10 @@
-"""The ways a run ends early, and the exit codes that tell them apart."""
+"""The ways a run ends, and the exit codes that tell them apart."""
 
 from __future__ import annotations
 
 PROGRAM = "mfedpba-mpi"  # as it is called, and before every last word of it
+# The status of a run; one that waits has no log that says so.
+WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
 
 
 class UserError(Exception):
@@ -32,7 +34,7 @@ class RankFailed(Exception):
 class Ended(RunError):
     """All ranks have agreed to end before the last round; no rank waits for another.
 
-    `status` is ``interrupted`` (exit code 75: resume and it goes on) or ``failed``. Only rank 0 knows the reason.
+    `status` is INTERRUPTED (exit code 75: resume and it goes on) or FAILED. Only rank 0 knows the reason.
     """
 
     def __init__(self, status: str, reason: str, exit_code: int):

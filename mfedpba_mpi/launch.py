@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, NoReturn
 from mfedpba_mpi.comm.launcher import announced, check_slurm, first_on_node, given_gpus, joined, start_mpi
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import printable
-from mfedpba_mpi.errors import PROGRAM, Ended, RankLost, RunError, UserError, describe_error
+from mfedpba_mpi.errors import (
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    PROGRAM,
+    Ended,
+    RankLost,
+    RunError,
+    UserError,
+    describe_error,
+)
 from mfedpba_mpi.options import option
 from mfedpba_mpi.stopping import Stop
 
@@ -57,7 +67,7 @@ def claim(directory: Path, overwrite: bool, python: bool = False) -> None:
 
     status = None if overwrite else status_of(directory)
     if status:
-        verb, more = ("extend it", " --rounds N") if status == "complete" else ("go on", "")
+        verb, more = ("extend it", " --rounds N") if status == COMPLETE else ("go on", "")
         command = f"mfedpba-mpi resume {directory}{more}"
         fix = f"{verb} with `{command}`, replace it with --overwrite, or choose another --out"
         if python:
@@ -166,7 +176,7 @@ def simulate(
         raise UserError("config: make it by RunConfig.of(dataset=..., ...), which fills in what is not given")
     config = fit_to_data(config, describe(config, Path(data_dir)))
     directory = Path(out or Path("runs") / config.run_name)
-    if not (resume and status_of_same(directory, config) == "complete"):
+    if not (resume and status_of_same(directory, config) == COMPLETE):
         claim(directory, overwrite or resume, python=True)
         screen, threads = None if quiet else Screen(directory), torch.get_num_threads()
         try:
@@ -199,7 +209,7 @@ def _take_part(
         except BaseException as error:
             if screen:
                 screen.stop()
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
             with suppress(RunError):  # the disk may be full, and `error` says so
                 log.abandon(getattr(error, "status", status), describe_error(error))
             if isinstance(error, Ended):

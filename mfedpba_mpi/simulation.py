@@ -18,7 +18,7 @@ from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.shards import read_clients
 from mfedpba_mpi.data.store import FeatureStore
-from mfedpba_mpi.errors import Ended, RankLost, UserError, describe_error
+from mfedpba_mpi.errors import FAILED, INTERRUPTED, Ended, RankLost, UserError, describe_error
 from mfedpba_mpi.federation import Federation, Verdict
 from mfedpba_mpi.methods.catalog import load_method
 from mfedpba_mpi.observing import Observer, Start
@@ -137,8 +137,8 @@ def _end(comm: Comm, federation: Federation, verdict: Verdict, checkpoints: Chec
         error = federation.failure
         where = f"rank {comm.rank}, " if comm.size > 1 else ""
         reasons = comm.collect(where + describe_error(error) if error else "")
-        return Ended("failed", "; ".join(filter(None, reasons)), 1)
+        return Ended(FAILED, "; ".join(filter(None, reasons)), 1)
     asked = sorted({reason for reason in comm.collect(federation.asked) if reason})
     hint = f"; go on with `mfedpba-mpi resume {checkpoints.run}`" if checkpoints else ""
     reason = f"stopped by {' and '.join(asked)} after round {federation.finished}{hint}"
-    return Ended("interrupted", reason, EXIT_INTERRUPTED)
+    return Ended(INTERRUPTED, reason, EXIT_INTERRUPTED)

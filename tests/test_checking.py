@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from mfedpba_mpi.checking import ranges, refuse, remarks, rows
+from mfedpba_mpi.checking import refuse, remarks, rows
+from mfedpba_mpi.console import ranges
 from mfedpba_mpi.errors import UserError
 
 

@@ -18,21 +18,12 @@ import pytest
 from rich.console import Console
 
 from mfedpba_mpi import Run, load_run
+from mfedpba_mpi.errors import COMPLETE, INTERRUPTED, RUNNING
 from mfedpba_mpi.records.lock import LOCK_NAME, locked
 from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
 from mfedpba_mpi.watch.commands import find, rendered
 from mfedpba_mpi.watch.drawing import bar, braille, flow, grid, spark
-from mfedpba_mpi.watch.pictures import (
-    COMPLETE,
-    INTERRUPTED,
-    RUNNING,
-    SILENT,
-    STARTING,
-    average_curve,
-    busy,
-    losses,
-    pace_of,
-)  # fmt: skip
+from mfedpba_mpi.watch.pictures import SILENT, STARTING, average_curve, busy, losses, pace_of
 from mfedpba_mpi.watch.watched import Row, WatchedRun, time_left
 
 WATCH = [sys.executable, "-m", "mfedpba_mpi", "watch"]

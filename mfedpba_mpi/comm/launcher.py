@@ -69,6 +69,11 @@ def given_gpus() -> int:
     return len(names.split(",")) if names else 0
 
 
+def given_cores() -> list[int]:
+    """The numbers of the cores that this process may use; of all of them where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def start_mpi() -> None:
     """Start MPI, if it has not been, and make sure that it sees the ranks that the launcher started.
 

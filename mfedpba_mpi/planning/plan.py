@@ -14,7 +14,6 @@ Nothing is claimed about the speed of GPUs; their memory and which rank uses whi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mfedpba_mpi.comm.launcher import given_cores
 from mfedpba_mpi.comm.placement import place
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import Modality
@@ -89,7 +89,7 @@ class Plan:
 
 def make_plan(config: RunConfig, data_dir: Path, ranks: int = 0, nodes: int = 1, cores: int = 0, gpus: int = 0) -> Plan:
     """Plan `config`; by default on K + 1 ranks of a node like this one."""
-    machine = Machine(ranks or config.clients + 1, nodes, cores or len(os.sched_getaffinity(0)), gpus)
+    machine = Machine(ranks or config.clients + 1, nodes, cores or len(given_cores()), gpus)
     if config.device == "cuda" and not gpus:
         raise UserError("device: cuda needs GPUs; say how many a node has with --gpus")
     problem = imagine(config, data_dir)

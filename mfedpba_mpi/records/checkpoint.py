@@ -35,7 +35,7 @@ from mfedpba_mpi import __version__
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.errors import Ended, UserError
+from mfedpba_mpi.errors import FAILED, Ended, UserError
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME
 
 FORMAT, VERSION = "mfedpba-checkpoint", 1
@@ -123,7 +123,7 @@ class Checkpoints:
             with suppress(OSError):
                 shutil.rmtree(part)
             safe = f"that of round {self.newest_round} is safe" if self.newest_round else "there is none before it"
-            raise Ended("failed", f"cannot write the checkpoint of round {state.round}: {trouble}; {safe}", 1)
+            raise Ended(FAILED, f"cannot write the checkpoint of round {state.round}: {trouble}; {safe}", 1)
         self.newest_round = state.round
         self._last = time.monotonic()
         self._cost = self._last - began

@@ -53,7 +53,7 @@ import numpy as np
 import torch
 
 from mfedpba_mpi import __version__
-from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.errors import COMPLETE, RUNNING, RunError
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.observing import End, Round, Start
 from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
@@ -77,7 +77,7 @@ class RunLog:
         file = self._file = open_image(start.log) if start.log else self._create(start)
         if start.log:
             # another configuration than before only in its number of rounds
-            file.attrs.update(config=start.problem.config.to_json(), status="running")
+            file.attrs.update(config=start.problem.config.to_json(), status=RUNNING)
             went_on = {
                 "round": start.finished, "ranks": start.environment["ranks"], "hosts": start.environment["hosts"],
                 "started": time.strftime(TIME),
@@ -94,7 +94,7 @@ class RunLog:
             config=config.to_json(), seed=config.seed, method=config.method, label=METHODS[config.method].label,
             dataset=start.store.info.name,
             data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, version=__version__,
-            status="running", torch=str(torch.__version__), device=config.device, threads=config.threads,
+            status=RUNNING, torch=str(torch.__version__), device=config.device, threads=config.threads,
             started=time.strftime(TIME), ranks=start.environment["ranks"],
             mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
             modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
@@ -119,7 +119,7 @@ class RunLog:
         """Add what is known at the end, and say that the run is complete."""
         assert self._file
         _write_final(self._file.create_group("final"), self._file["partition/modalities"][()], end)
-        self._close("complete")
+        self._close(COMPLETE)
 
     def abandon(self, status: str, reason: str) -> None:
         """Say why a run that was begun will not end; nothing where there is no log, as off rank 0."""

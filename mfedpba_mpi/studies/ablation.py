@@ -9,7 +9,7 @@ import click
 
 from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.errors import COMPLETE, UserError
 from mfedpba_mpi.launch import Safety, claim, launch
 from mfedpba_mpi.methods.catalog import MFedPBA
 from mfedpba_mpi.options import check, nested
@@ -35,7 +35,7 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -
         changes = nested(choice.settings).get("mfedpba", {})
         changes = {name: check(MFedPBA, name, value) for name, value in changes.items()}
         variant = replace(config, params=replace(config.params, **changes))
-        if status_of_same(out / place.path, variant) != "complete":
+        if status_of_same(out / place.path, variant) != COMPLETE:
             claim(out / place.path, overwrite=True)
             launch(variant, data_dir, out / place.path, safety, resume=True, brief=True)
     if announced()[0] == 0:

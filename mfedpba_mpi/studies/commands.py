@@ -12,7 +12,7 @@ import click
 
 from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.data.commands import PathType, data_dir_option
-from mfedpba_mpi.errors import Ended, UserError
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, WAITING, Ended, UserError
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED
 from mfedpba_mpi.studies.study import FILE, RANKS, Planned, Study, find_study, put, read_study, shipped_studies
 
@@ -178,7 +178,7 @@ def run(
         show_table(results)
         save(whole, results, directory)
     if code:
-        raise Ended("interrupted" if code == EXIT_INTERRUPTED else "failed", "", code)
+        raise Ended(INTERRUPTED if code == EXIT_INTERRUPTED else FAILED, "", code)
 
 
 @study.command(short_help="Submit a study to SLURM.")
@@ -220,7 +220,7 @@ def submit(
     """
     from mfedpba_mpi.console import count
     from mfedpba_mpi.studies.slurm import Resources, Submission
-    from mfedpba_mpi.studies.state import COMPLETE, state_of
+    from mfedpba_mpi.studies.state import state_of
 
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
     _, whole, directory, _ = _opened(data_dir=data_dir, **options)
@@ -270,7 +270,7 @@ def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir:
     from mfedpba_mpi.console import console, duration
     from mfedpba_mpi.studies.estimating import estimate
     from mfedpba_mpi.studies.formats import show_table
-    from mfedpba_mpi.studies.state import COMPLETE, overview, state_of
+    from mfedpba_mpi.studies.state import overview, state_of
     from mfedpba_mpi.studies.tables import Measure, lay_out
 
     screen = console()
@@ -294,7 +294,7 @@ def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir:
 def status(directory: Path) -> None:
     """Say how far the runs of the study in DIR are; those that are not complete, one by one."""
     from mfedpba_mpi.console import console, table
-    from mfedpba_mpi.studies.state import COMPLETE, WAITING, overview, state_of
+    from mfedpba_mpi.studies.state import overview, state_of
 
     found = _stored(directory)
     states = {place.path: state_of(directory / place.path) for place in found.places()}

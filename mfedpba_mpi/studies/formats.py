@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mfedpba_mpi import tabular
 from mfedpba_mpi.console import console, table
-from mfedpba_mpi.studies.state import COMPLETE
+from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.studies.study import Study, put
 from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, ended
 

@@ -19,20 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, UserError
 from mfedpba_mpi.records.lock import IN_USE
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
-from mfedpba_mpi.studies.state import (
-    COMPLETE,
-    FAILED,
-    INTERRUPTED,
-    OUTPUT,
-    PROMPT,
-    RUNNING,
-    State,
-    last_words,
-    state_of,
-)
+from mfedpba_mpi.studies.state import OUTPUT, PROMPT, State, last_words, state_of
 from mfedpba_mpi.studies.study import Planned
 from mfedpba_mpi.studies.watching import Board
 

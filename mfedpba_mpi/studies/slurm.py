@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mfedpba_mpi.console import ranges
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.studies.running import program
 
@@ -148,13 +149,6 @@ class Submission:
         table.write_text(self.table())
         job = sbatch(str(array))
         return job, sbatch(f"--dependency=afterany:{job}", str(table))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as SLURM has them: 0,3-5."""
-    starts = [n for i, n in enumerate(numbers) if not i or numbers[i - 1] != n - 1]
-    stops = [n for i, n in enumerate(numbers) if numbers[i + 1 : i + 2] != [n + 1]]
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in zip(starts, stops, strict=True))
 
 
 def sbatch(*arguments: str) -> str:

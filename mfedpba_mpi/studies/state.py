@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mfedpba_mpi.errors import PROGRAM, UserError
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, PROGRAM, RUNNING, WAITING, UserError
 from mfedpba_mpi.records.lock import held
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
 
 OUTPUT = "output.txt"  # in a run's directory: what it printed
 PROMPT, ERROR = "$ ", f"{PROGRAM}: "  # before the command in it, and before what went wrong
-WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from mfedpba_mpi.console import console, count, duration, table
-from mfedpba_mpi.studies.state import COMPLETE, FAILED, OUTPUT, RUNNING, State, overview, state_of
+from mfedpba_mpi.errors import COMPLETE, FAILED, RUNNING
+from mfedpba_mpi.studies.state import OUTPUT, State, overview, state_of
 from mfedpba_mpi.studies.study import Planned
 
 _QUIET_SECONDS = 60.0  # between two lines where there is no terminal and no run ends

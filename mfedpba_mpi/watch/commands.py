@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mfedpba_mpi.data.commands import PathType
-from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.errors import WAITING, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,6 @@ def find(path: Path) -> WatchedRun | WatchedStudy:
     """What there is to be seen at a path, looked at once."""
     from mfedpba_mpi.records.run import LOG_NAME
     from mfedpba_mpi.studies.study import FILE
-    from mfedpba_mpi.watch.pictures import WAITING
     from mfedpba_mpi.watch.watched import WatchedRun, WatchedStudy
 
     directory = path.parent if path.name in (LOG_NAME, FILE) and path.is_file() else path

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from mfedpba_mpi.console import count, duration
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING
 from mfedpba_mpi.records.run import Run, mean_of_clients
 from mfedpba_mpi.watch.drawing import Line, Span, bar, braille, flow, flow_each, grid, shape, spark
 
-WAITING, STARTING, RUNNING, COMPLETE = "waiting", "starting", "running", "complete"
-INTERRUPTED, FAILED, SILENT, UNREADABLE = "interrupted", "failed", "no news", "unreadable"
+STARTING, SILENT, UNREADABLE = "starting", "no news", "unreadable"  # what only who looks on can say of a run
 STYLES = {RUNNING: "green", STARTING: "green", COMPLETE: "bold green", FAILED: "bold red", WAITING: "dim"}
 RECENT = 20  # rounds that tell how fast it goes
 CELL = 19  # columns that a client needs

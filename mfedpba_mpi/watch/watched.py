@@ -16,22 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from mfedpba_mpi.console import count, duration
-from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING, UserError
 from mfedpba_mpi.records.lock import LOCK_NAME, held, owner_of
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
 from mfedpba_mpi.studies.state import OUTPUT, PROMPT, State, last_words, overview
 from mfedpba_mpi.studies.study import FILE, read_study
 from mfedpba_mpi.watch.drawing import Line, flow, flow_each
 from mfedpba_mpi.watch.pictures import (
-    COMPLETE,
-    FAILED,
-    INTERRUPTED,
     RECENT,
-    RUNNING,
     SILENT,
     STARTING,
     UNREADABLE,
-    WAITING,
     average_curve,
     pace_of,
     run_lines,
