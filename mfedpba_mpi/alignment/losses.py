@@ -45,7 +45,7 @@ def contrastive_loss(P_G: Tensor, present: Tensor, tau: float) -> Tensor:
     return torch.where(both, terms, 0.0).sum()
 
 
-def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[Tensor, Tensor]:
+def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     r"""I_G,c = sum_k q_k,c I_k,c with q_k,c = (H(I_k,c) + eps)^-1 / sum_k' (H(I_k',c) + eps)^-1.
 
     H is the entropy of softmax(I_k,c) in nats and eps = 1e-8; k runs over the clients that have class c. Computed in
@@ -64,10 +64,11 @@ def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[T
     I_G : Tensor, shape (C, C), float32
         Rows of absent classes are 0.
     present : Tensor, shape (C,), bool
+    q : Tensor, shape (K, C), float64
     """
     logits = torch.where(present[..., None], I.double(), 0.0)
     log_sigma = logits.log_softmax(-1)
     H = -(log_sigma.exp() * log_sigma).sum(-1)
     weights = present.double() if equal else present / (H + 1e-8)
     q = weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.einsum("kc,kcj->cj", q, logits).float(), present.any(0)
+    return torch.einsum("kc,kcj->cj", q, logits).float(), present.any(0), q

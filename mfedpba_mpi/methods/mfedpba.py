@@ -9,7 +9,7 @@ Up go the feature prototypes E_k^m and the logit prototypes I_k, down come the g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from mfedpba_mpi.methods.base import Client, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import MFedPBA as Params
 from mfedpba_mpi.methods.training import Epoch, HeadLoss, sgd_step
 from mfedpba_mpi.rng import torch_seed
+
+ALONE, OFTEN = 0.99, 0.1  # of the weight of I_G in a class, in so many of a client's classes: worth a warning
 
 
 class BatchClasses:
@@ -175,11 +177,13 @@ class MFedPBAServer(Server):
         self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, start).to(device)
         self.alignment = StructureAlignment(self.params.gw_epsilon)
         self.shared = problem.shared(device)  # (K, C)
+        self._warned: set[tuple[str, int]] = set()
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         clients = list(uploads)
         I = torch.stack([uploads[k]["I"] for k in clients])
-        I_G, I_present = aggregate_logits(I, self.shared[clients], equal=self.params.equal_average)
+        I_G, I_present, q = aggregate_logits(I, self.shared[clients], equal=self.params.equal_average)
+        self._note_weights(clients, q)
         batch = PrototypeBatch.from_uploads(
             [
                 (m, E_km, self.shared[k])
@@ -232,6 +236,17 @@ class MFedPBAServer(Server):
         sgd_step(parameters, gradients, self.params.server_lr * scale)
         return solve
 
+    def _note_weights(self, clients: Sequence[int], q: Tensor) -> None:
+        """Warn of a client that makes I_G alone, by weights q (K, C), in many classes that others have as well."""
+        shared = self.shared[clients]
+        alone = ((q > ALONE) & (shared.sum(0) > 1)).sum(1)
+        for i in (alone > OFTEN * shared.sum(1)).nonzero().flatten().tolist():
+            self._warn(
+                ("weights", clients[i]),
+                f"client {clients[i]} alone makes I_G in {alone[i]} of its {shared[i].sum()} classes: weights by "
+                "entropy trust the surest, also one that has diverged; --equal-average trusts all alike",
+            )
+
     def _note_plans(self, residuals: Tensor, iterations: Tensor) -> None:
         """Record a round's transport plans, (S, M) values; warn of one that says nothing, or was not there yet."""
         plans = self.alignment.record()
@@ -242,13 +257,18 @@ class MFedPBAServer(Server):
         self.record["gw_iterations"] = int(iterations.amax(1).sum())
         for m in (plans.deviation < 0.01).nonzero().flatten().tolist():
             self._warn(
-                f"the transport plan of {names[m]} is uniform within 1 %, so L_align says nothing: lower gw_epsilon"
+                ("uniform", m),
+                f"the transport plan of {names[m]} is uniform within 1 %, so L_align says nothing: lower gw_epsilon",
             )
         for m in (residual > self.alignment.tol).nonzero().flatten().tolist():
-            self._warn(f"the transport plan of {names[m]} has not converged (residual {residual[m]:.1e})")
+            self._warn(
+                ("residual", m), f"the transport plan of {names[m]} has not converged (residual {residual[m]:.1e})"
+            )
 
-    def _warn(self, words: str) -> None:
-        if words not in self.warnings:
+    def _warn(self, about: tuple[str, int], words: str) -> None:
+        """Say it once."""
+        if about not in self._warned:
+            self._warned.add(about)
             self.warnings.append(words)
 
     def state(self) -> Mapping[str, Tensor]:

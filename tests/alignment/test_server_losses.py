@@ -78,13 +78,14 @@ def test_contrastive_loss_ignores_absent_rows_and_bears_a_zero_prototype():
 def test_logits_are_weighted_by_inverse_entropy_like_the_loops():
     I, present = 3 * torch.randn(5, C, C), torch.rand(5, C) < 0.6
     present[:, 0], present[:, 1] = True, False
-    I_G, I_present = aggregate_logits(I, present)
+    I_G, I_present, q = aggregate_logits(I, present)
     assert I_G.dtype == torch.float32
     assert I_present.tolist() == present.any(0).tolist()
     for c in range(C):
         weights = [present[k, c].item() / (entropy(I[k, c]) + 1e-8) for k in range(5)]
         expected = sum(w * I[k, c].double() for k, w in enumerate(weights)) / (sum(weights) or 1)
         torch.testing.assert_close(I_G[c].double(), expected, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(q[:, c], torch.tensor(weights).double() / (sum(weights) or 1))
     assert torch.equal(I_G[1], torch.zeros(C))
 
 
@@ -116,13 +117,13 @@ def test_logits_of_a_hand_worked_case():
     present = torch.tensor([[1, 1], [1, 0], [0, 0]], dtype=torch.bool)
     H = [math.log(2), 0.75 * math.log(4 / 3) + 0.25 * math.log(4)]
     q = (1 / H[1]) / (1 / H[0] + 1 / H[1])
-    I_G, _ = aggregate_logits(I, present)
+    I_G, *_ = aggregate_logits(I, present)
     torch.testing.assert_close(I_G, torch.tensor([[q * math.log(3), 0.0], [0.0, 0.0]]))
-    I_G, _ = aggregate_logits(I, present, equal=True)
+    I_G, *_ = aggregate_logits(I, present, equal=True)
     torch.testing.assert_close(I_G, torch.tensor([[math.log(3) / 2, 0.0], [0.0, 0.0]]))
 
 
 def test_an_extremely_sharp_client_takes_the_class():
     I = torch.tensor([[[800.0, 0.0]], [[1.0, 0.0]]]).expand(2, 2, 2)
-    I_G, _ = aggregate_logits(I, torch.ones(2, 2, dtype=torch.bool))
+    I_G, *_ = aggregate_logits(I, torch.ones(2, 2, dtype=torch.bool))
     torch.testing.assert_close(I_G[0], torch.tensor([800.0, 0.0]), rtol=1e-6, atol=0)

@@ -117,25 +117,45 @@ def logits_by_entropy(uploads):
     return torch.stack(rows)
 
 
+def server_of(by_hand, **params):
+    data = [Data({m: torch.zeros(len(CLASSES[k]), d).tolist() for m in OWNED[k]}, CLASSES[k]) for k in OWNED]
+    params = {"server_epochs": 3, "server_lr": LR, "tau": TAU, "gw_epsilon": E_0, **params}
+    return by_hand("mfedpba", data, M, C, d, batch_size=2, mfedpba=params, track_gradients=True).server
+
+
+def drawn(draw):
+    """Uploads of all clients."""
+    return {
+        k: {"E": torch.randn(len(m), C, d, generator=draw), "I": 2 * torch.randn(C, C, generator=draw)}
+        for k, m in OWNED.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("clip", "without"), [(0.0, ()), (0.5, ()), (0.5, ("rec",)), (0.5, ("con",)), (0.5, ("align",))]
 )
 def test_two_rounds_of_the_prototype_optimiser(by_hand, clip, without):
-    data = [Data({m: torch.zeros(len(CLASSES[k]), d).tolist() for m in OWNED[k]}, CLASSES[k]) for k in OWNED]
-    params = {
-        "server_epochs": 3, "server_lr": LR, "server_clip": clip, "tau": TAU, "gw_epsilon": E_0, "without": without
-    }  # fmt: skip
-    server = by_hand("mfedpba", data, M, C, d, batch_size=2, mfedpba=params, track_gradients=True).server
+    server = server_of(by_hand, server_clip=clip, without=without)
     server.alignment.tol = 1e-9
     reference = Reference(server.autoencoder.state_dict(), clip, without)
     draw = torch.Generator(CPU).manual_seed(0)
     for t in (1, 2):
-        uploads = {
-            k: {"E": torch.randn(len(m), C, d, generator=draw), "I": 2 * torch.randn(C, C, generator=draw)}
-            for k, m in OWNED.items()
-        }
+        uploads = drawn(draw)
         reply, I_G = server.step(t, 0, uploads), logits_by_entropy(uploads)
         torch.testing.assert_close(reply["I_G"], I_G)
         torch.testing.assert_close(reply["P_G"], reference.round(uploads, I_G, 3), rtol=1e-4, atol=1e-5)
         norms = {name: value for name, value in server.record.items() if name.startswith("gradient_")}
         assert norms == pytest.approx(reference.norms, rel=1e-4)
+
+
+@pytest.mark.parametrize("equal_average", [False, True])
+def test_a_client_that_makes_the_logits_alone_is_named(by_hand, equal_average):
+    """Client 1, sure of everything it says, has classes 0 and 1, which others have too."""
+    server, uploads = server_of(by_hand, equal_average=equal_average), drawn(torch.Generator(CPU).manual_seed(0))
+    server.step(1, 0, uploads)
+    assert server.warnings == []
+    uploads[1]["I"] = 100 * uploads[1]["I"]
+    server.step(2, 0, uploads)
+    server.step(3, 0, uploads)  # it has been said
+    named = [words for words in server.warnings if words.startswith("client 1 alone makes I_G in 2 of its 2 classes")]
+    assert len(named) == len(server.warnings) == (not equal_average)
