@@ -22,6 +22,7 @@ import click
 from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.data.commands import PathType
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.options import flat
 
 if TYPE_CHECKING:
     from mfedpba_mpi.records.run import Run
@@ -225,11 +226,9 @@ def _scalars(run: Run) -> Iterator[dict[str, float]]:
 
 def _hyper_parameters(run: Run) -> dict[str, bool | float | str]:
     """The settings as TensorBoard takes them: a method's own as method.name, lists as text, and whose data they are."""
-    flat: dict[str, Any] = {"data_origin": run.attributes["data_origin"]}
-    for name, value in run.attributes["config"].items():
-        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    settings = {"data_origin": run.attributes["data_origin"], **flat(run.attributes["config"])}
     return {
         name: value if isinstance(value, (bool, int, float)) else printable(str(value))
-        for name, value in flat.items()
+        for name, value in settings.items()
         if value is not None
     }

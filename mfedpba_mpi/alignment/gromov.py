@@ -25,9 +25,7 @@ class Coupling(NamedTuple):
 
     T: Tensor  #: (B, n, n) plans
     f: Tensor  #: (B, n) dual potentials of the rows, in units of epsilon
-    residual: (
-        Tensor  #: (B,) ||T - Sinkhorn(T)||_1 at the last iterate, or the error of its marginals where that is larger
-    )
+    residual: Tensor  #: (B,) ||T - Sinkhorn(T)||_1 at the end, or the error of the marginals where that is larger
     iterations: int  #: outer iterations of the batch
 
 

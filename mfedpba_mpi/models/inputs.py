@@ -13,10 +13,6 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mfedpba_mpi.errors import UserError
-
-NORMALISATIONS = ("standard", "none")
-
 
 @dataclass
 class DenseRows:
@@ -91,8 +87,6 @@ def modality_rows(
 
     ``standard`` standardises dense columns by the first `n_train` rows and gives sparse rows one length.
     """
-    if normalisation not in NORMALISATIONS:
-        raise UserError(f"unknown normalisation {normalisation!r}; choose from {', '.join(NORMALISATIONS)}")
     if sp.issparse(matrix):
         matrix = sp.csr_array(matrix, dtype=np.float64, copy=True)
         matrix.sum_duplicates()

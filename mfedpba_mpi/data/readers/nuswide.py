@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from mfedpba_mpi.data.catalog import CATALOG
-from mfedpba_mpi.data.readers.source import Source, draw_evenly
+from mfedpba_mpi.data.readers.source import Source, draw_evenly, drawn_words
 from mfedpba_mpi.data.readers.tables import table
 from mfedpba_mpi.data.readers.text import files_below, lines, opened, shown
 from mfedpba_mpi.errors import UserError
@@ -66,12 +66,7 @@ def read(path: Path, scratch: Path) -> Source:
     details = {
         "order of images": texts.images,
         "subset": f"the {len(top)} of {len(names)} concepts with most images ({', '.join(concepts)}); of the "
-        f"{len(single)} images with exactly one of these "
-        + (
-            f"{len(drawn)} drawn evenly"
-            if len(drawn) < len(single)
-            else f"all, as there are no more than {_INFO.samples}"
-        ),
+        f"{len(single)} images with exactly one of these {drawn_words(len(single), _INFO.samples)}",
     }
     view_names = ["CH", "CORR", "CM55", "BoW"]
     return Source(views, labels[drawn], texts.read, view_names, np.unique(labels[drawn]).tolist(), details=details)
@@ -95,9 +90,8 @@ class _Texts:
     def __init__(self, path: Path, found: dict[str, dict[str, Path]], names: Sequence[str]) -> None:
         self.read: list[Path] = []
         self._sizes: dict[str, tuple[int, Path]] = {}  # by part: its number of images, and the file it was seen in
-        self._order: np.ndarray | None = (
-            None  # for each image of the split files its row in whole ones, if both are used
-        )
+        # for each image of the split files its row in whole ones, if both are used
+        self._order: np.ndarray | None = None
 
         def complete(name: str, parts: Sequence[str]) -> bool:
             return all(part in found.get(name, {}) for part in parts)

@@ -55,3 +55,8 @@ def draw_evenly(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.
         quota[open_classes[quota[open_classes].argmin()]] += 1
     parts = [rng.permutation(np.flatnonzero(labels == v))[:q] for v, q in zip(values, quota, strict=True)]
     return np.sort(np.concatenate(parts))
+
+
+def drawn_words(available: int, count: int) -> str:
+    """What `draw_evenly` has made of so many samples, for the provenance."""
+    return f"{count} drawn evenly" if available > count else f"all, as there are no more than {count}"

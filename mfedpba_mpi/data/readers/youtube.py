@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mfedpba_mpi.data.catalog import CATALOG
-from mfedpba_mpi.data.readers.source import Source, draw_evenly
+from mfedpba_mpi.data.readers.source import Source, draw_evenly, drawn_words
 from mfedpba_mpi.data.readers.text import files_below, labelled, lines, rows, shown
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.rng import generator
@@ -65,11 +65,7 @@ def read(path: Path, scratch: Path) -> Source:
     details = {
         "subset": f"of {len(labels)} videos with all six families and a label 1..{_GAMES} in {', '.join(parts)}: the "
         f"{_INFO.classes} labels with most videos ({', '.join(map(str, games))}); of these {available} videos "
-        + (
-            f"{len(chosen)} drawn evenly"
-            if available > len(chosen)
-            else f"all, as there are no more than {_INFO.samples}"
-        )
+        f"{drawn_words(available, _INFO.samples)}"
     }
     return Source(views, labels[chosen], files, _FAMILIES, [f"game {game}" for game in games], details=details)
 
