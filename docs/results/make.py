@@ -105,7 +105,7 @@ def _merge(study: Study, file: Path, text: str) -> Lines:
     texts += [text] if text else []
     lines = {tuple(line.split(",")[: len(study.axes)]): line for each in texts for line in each.splitlines()[1:]}
     known = [(place, lines[key]) for place in study.places() if (key := tuple(place.labels.values())) in lines]
-    header = texts[-1].splitlines()[0] if texts else ""
+    header = max((each.splitlines()[0] for each in texts), key=len, default="")  # of as many rounds as any has
     if text and known:
         put(file, "\n".join([header, *(line for _, line in known)]) + "\n")
     return [(place, next(csv.DictReader([header, line]))) for place, line in known]
