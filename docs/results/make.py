@@ -14,7 +14,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,10 @@ class Record:
         if len(parts) == 1:
             return as_markdown(parts[0])
         labels = [label for label, _ in parts[0].rows]
-        columns = [[cell.text(part.measure.digits) if cell else "-" for _, (cell,) in part.rows] for part in parts]
+        columns = [
+            [replace(cell, against="").words(part.measure.digits) if cell else "-" for _, (cell,) in part.rows]
+            for part in parts
+        ]
         heads = [parts[0].corner, *(part.measure.label for part in parts)]
         return _markdown(self.study.title, heads, list(zip(labels, *columns, strict=True)))
 
