@@ -16,6 +16,7 @@ from typing import NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from mfedpba_mpi.comm.launcher import by_mpirun
 from mfedpba_mpi.errors import RankFailed
 from mfedpba_mpi.stopping import Stop
 
@@ -23,6 +24,7 @@ LONGEST_SLEEP = 1e-3
 SPARE_SLEEP = 5e-2  # nobody waits for a spare rank, and under MPICH every Test costs tens of microseconds
 FAILURE, WHERE, END, STOP = 75, 76, 77, 78  # tags: last words, where a rank is, a spare's exit code and its signal
 PATIENCE = 5.0  # seconds that a failing rank leaves the others to end in order, and rank 0 to close the log
+LAST_WORDS = 0.5  # seconds that srun is left to pass on what was said; an abort drops the rest (mpirun's does not)
 
 
 def wait(request: MPI.Request, listen: Callable[[], None] | None = None, longest: float = LONGEST_SLEEP) -> None:
@@ -155,6 +157,8 @@ def abort(code: int, reason: str) -> None:
         while time.monotonic() < until:
             request.Test()  # lets the message go on its way
             time.sleep(0.01)
+    elif not by_mpirun():
+        time.sleep(LAST_WORDS)
     world.Abort(code)
 
 
