@@ -57,6 +57,18 @@ def test_scatter_brings_each_client_its_own(comm):
     assert all(torch.equal(found[k]["x"], message(k)["x"]) for k in found)
 
 
+@pytest.mark.parametrize("down", ["broadcast", "scatter"])
+def test_a_round_that_one_rank_gives_up_is_void_for_the_server_and_then_for_all(comm, down):
+    comm.void = comm.rank == 2
+    comm.gather({k: message(k) for k in comm.mine}, layouts())
+    assert comm.void == (comm.rank != 1)
+    if down == "broadcast":
+        comm.broadcast(message(0) if comm.is_server else None, layouts()[0])
+    else:
+        comm.scatter({k: message(k) for k in range(4)} if comm.is_server else {}, layouts())
+    assert comm.void
+
+
 def test_rows_are_gathered_by_rank(comm):
     rows = np.full((len(comm.mine) + 1, 2), float(comm.rank))
     gathered = comm.gather_rows(rows)
