@@ -35,14 +35,25 @@ def guarded(work: Callable[[], object], source: Path, out: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is somebody to handle them
-    parent, child = os.getpid(), os.fork()
+    parent, child, early = os.getpid(), 0, []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if child:
+            os.kill(child, number)
+        else:
+            early.append(number)
+
+    # Handlers first: blocking holds signals back from this thread only, and another thread of the process takes them.
+    handlers = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the child inherits this until it has its own handlers
+    child = os.fork()
     if child == 0:
         os.close(reader)
         _run(work, source, writer, parent, mask)
     os.close(writer)
-    handlers = {number: signal.signal(number, lambda number, _: os.kill(child, number)) for number in _SIGNALS}
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number in early:
+        os.kill(child, number)
     try:
         with open(reader, encoding="utf-8") as report:
             text = report.read()

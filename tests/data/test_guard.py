@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,10 +75,24 @@ def test_more_memory_than_there_is_is_an_error_before_it_is_taken(tmp_path: Path
 
 
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize("slow", [False, True])
 def test_a_signal_to_the_parent_ends_the_child_tidily(
-    tmp_path: Path, number: signal.Signals, end: type[BaseException]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, end: type[BaseException], slow: bool
 ) -> None:
     before = signal.getsignal(number)
+    done = threading.Event()  # another thread, to which the system may deliver the signal
+    bystander = threading.Thread(target=done.wait)
+    bystander.start()
+    fork = os.fork
+
+    def slow_fork() -> int:
+        child = fork()
+        if child:
+            time.sleep(0.3)  # the child's signal comes first
+        return child
+
+    if slow:
+        monkeypatch.setattr(os, "fork", slow_fork)
 
     def work() -> None:
         try:
@@ -87,8 +103,12 @@ def test_a_signal_to_the_parent_ends_the_child_tidily(
             os.kill(os.getpid(), number)  # as from a terminal, which sends it to both
             (tmp_path / "tidied").touch()
 
-    with pytest.raises(end) as caught:
-        guarded(work, SOURCE, tmp_path / "out")
+    try:
+        with pytest.raises(end) as caught:
+            guarded(work, SOURCE, tmp_path / "out")
+    finally:
+        done.set()
+        bystander.join()
     assert (tmp_path / "tidied").exists()
     assert signal.getsignal(number) == before
     if isinstance(caught.value, SystemExit):
