@@ -48,14 +48,15 @@ def run() -> Iterator[Case]:
         for t in range(WARM):
             server.step(t + 1, 0, uploads[t])
         residuals, iterations = [], []
-        weights, plans = {n: v.clone() for n, v in server.autoencoder.state_dict().items()}, server.alignment.state()
+        weights = {n: v.clone() for n, v in server.autoencoder.state_dict().items()}
+        plans = server.alignment.state_dict()
 
         def ours(
             server: MFedPBAServer = server, uploads: list = uploads, weights: dict = weights, plans: dict = plans,
             residuals: list = residuals, iterations: list = iterations,
         ) -> None:  # fmt: skip
             server.autoencoder.load_state_dict(weights)
-            server.alignment.load_state(plans)
+            server.alignment.load_state_dict(plans)
             for t in range(WARM, WARM + MEASURED):
                 server.step(t + 1, 0, uploads[t])
                 residuals.append(server.record["gw_residual"])

@@ -2,7 +2,9 @@
 
 Modalities that are stored sparse come as `SparseRows`.
 
-python examples/own_extractor.py --dataset mfeat --families Gated --rounds 20 --out runs/gated
+mfedpba-mpi --plugin examples/own_extractor.py --dataset mfeat --families Gated --rounds 20 --out runs/gated
+
+`python examples/own_extractor.py`, with the same options, does the same.
 """
 
 from itertools import pairwise

@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mfedpba_mpi.config import RunConfig
+    from mfedpba_mpi.data.partition import Partition
     from mfedpba_mpi.launch import simulate
     from mfedpba_mpi.records.run import Run, load_run
+    from mfedpba_mpi.trained import load_clients
 
 __version__ = "0.1.0"
-__all__ = ["Run", "RunConfig", "__version__", "load_run", "simulate"]
+__all__ = ["Partition", "Run", "RunConfig", "__version__", "load_clients", "load_run", "simulate"]
 
-_HOMES = {"Run": "records.run", "load_run": "records.run", "RunConfig": "config", "simulate": "launch"}
+_HOMES = {
+    "Partition": "data.partition", "Run": "records.run", "load_run": "records.run", "load_clients": "trained",
+    "RunConfig": "config",
+    "simulate": "launch",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

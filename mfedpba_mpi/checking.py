@@ -84,7 +84,7 @@ def check(directory: Path, device: str = "auto") -> Iterator[str | Table]:
     where = f"on {comm.size} ranks and in one process" if comm.size > 1 else "twice in one process"
     if apart and comm.is_server:
         raise RunError(f"bits: not the same {where}: {', '.join(apart)}; please report this")
-    yield f"bits: {count(len(METHODS), 'method')} with {clients} clients {where}: the same"
+    yield f"bits: {count(len(METHODS), 'method')} with {count(clients, 'client')} {where}: the same"
     yield "all is well" if comm.size > 1 else f"all is well; `mpirun -n 3 {PROGRAM} check` looks at MPI too"
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mfedpba_mpi import __version__
+from mfedpba_mpi import __version__, plugins
+from mfedpba_mpi.cleaning import clean
 from mfedpba_mpi.click_settings import RunCommand, read_safety, read_settings, run_settings, safety_settings
 from mfedpba_mpi.comm.launcher import announced, check_slurm
 from mfedpba_mpi.config import default_of
-from mfedpba_mpi.data.commands import PathType, data, data_dir_option
+from mfedpba_mpi.data.commands import PathType, check_data_dir, data
 from mfedpba_mpi.errors import COMPLETE, PROGRAM, Ended, RankFailed, RunError, UserError, describe_error
 from mfedpba_mpi.export import export
 from mfedpba_mpi.launch import claim, end_all, end_together, launch
@@ -27,13 +29,16 @@ from mfedpba_mpi.watch.commands import watch
 
 
 class DefaultGroup(click.Group):
-    """A group whose first option, where no command is named, starts `run`."""
+    """A group whose first option, where no command is named, starts `run`; plugins may be named before."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = args or ["--help"]
-        if args[0].startswith("-") and args[0] not in ("--help", "-h", "--version"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+        first = 0
+        while first + 1 < len(args) and args[first].partition("=")[0] == "--plugin":
+            first += 1 if "=" in args[first] else 2
+        named, rest = args[:first], args[first:] or ["--help"]
+        if rest[0].startswith("-") and rest[0] not in ("--help", "-h", "--version"):
+            rest = ["run", *rest]
+        return super().parse_args(ctx, [*named, *rest])
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help(ctx, formatter)
@@ -50,12 +55,14 @@ def cli() -> None:
     mpirun -n 7 mfedpba-mpi --dataset youtube          a server and six clients, a rank each
     mpirun -n 3 mfedpba-mpi --dataset mfeat --method local --rounds 50 --seed 1
     mpirun -n 7 mfedpba-mpi check                      whether it works here, before anything long is started
+    mfedpba-mpi config --dataset youtube               every setting of that run, as a file to start from
     mfedpba-mpi data list                              which datasets are there
     mfedpba-mpi study run main-table --quick           the paper's table in small: many runs from one file
     mfedpba-mpi watch runs/youtube-m2-mfedpba-s0       look on while it goes
     mfedpba-mpi report runs/youtube-m2-mfedpba-s0      a page with figures and tables
 
-    An option without a command belongs to `run`. The same seed gives the same bits on any number of ranks.
+    An option without a command belongs to `run`. The same seed gives the same bits on any number of ranks. Every
+    command takes --plugin FILE.py, a file with methods, extractors or datasets of your own.
     """
 
 
@@ -72,17 +79,22 @@ def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **option
     """Train a method on a dataset; write OUT/run.h5 round by round.
 
     SIGUSR1, SIGTERM and SIGINT end it in order, with a checkpoint and exit code 75; `mfedpba-mpi resume OUT` goes on.
+    Ctrl-C on Open MPI's mpirun leaves it 0.2 s for that, and mpirun's exit code is 1.
     """
+    if overwrite and go_on:
+        raise UserError(
+            "overwrite: --resume continues the run that is there, --overwrite replaces it; give one of them"
+        )
     safety = read_safety(options)
     config = read_settings(data_dir=data_dir, **options)
     directory = out or Path("runs") / config.run_name
     if go_on:
-        from mfedpba_mpi.resuming import status_of_same
+        from mfedpba_mpi.resuming import find_same, resumed
 
-    status = status_of_same(directory, config) if go_on else None
-    if status == COMPLETE:
-        click.echo(f"the run in {directory} is complete")
-        return
+        config, complete = resumed(find_same(directory, config), config, data_dir)
+        if complete:
+            click.echo(f"the run in {directory} is complete")
+            return
     claim(directory, overwrite or go_on)
     launch(config, data_dir, directory, safety, resume=go_on)
 
@@ -91,8 +103,11 @@ def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **option
 @click.argument("directory", metavar="RUN", type=PathType)
 @click.option("--rounds", type=int, metavar="N", help="extend the run to so many rounds")
 @safety_settings
-@data_dir_option
-def resume(directory: Path, rounds: int | None, data_dir: Path, **options: Any) -> None:
+@click.option(
+    "--data-dir", type=PathType, metavar="DIR",
+    help="where its feature store is kept  [default: the directory that it was started with]",
+)  # fmt: skip
+def resume(directory: Path, rounds: int | None, data_dir: Path | None, **options: Any) -> None:
     """Go on with the run in the directory RUN from its last checkpoint, on any number of ranks.
 
     \b
@@ -101,15 +116,19 @@ def resume(directory: Path, rounds: int | None, data_dir: Path, **options: Any) 
 
     Its numbers will be those of a run that was never interrupted, bit for bit. Settings are the run's own.
     """
-    from mfedpba_mpi.resuming import extended, stored_config
+    from mfedpba_mpi.console import count
+    from mfedpba_mpi.records.run import run_directory
+    from mfedpba_mpi.resuming import extended, stored_run
 
-    safety = read_safety(options)
-    config, status = stored_config(directory)
-    longer = extended(config, rounds) if rounds is not None else config
-    if status == COMPLETE and longer == config:
-        click.echo(f"the run in {directory} is complete ({config.rounds} rounds); --rounds N extends it")
+    safety, directory = read_safety(options), run_directory(directory)
+    stored = stored_run(directory)
+    config = extended(stored.config, rounds) if rounds is not None else stored.config
+    if stored.status == COMPLETE and config == stored.config:
+        click.echo(f"the run in {directory} is complete ({count(config.rounds, 'round')}); --rounds N extends it")
         return
-    launch(longer, data_dir, directory, safety, resume=True)
+    if data_dir:
+        check_data_dir(data_dir)
+    launch(config, data_dir or stored.data_dir, directory, safety, resume=True)
 
 
 @cli.command(cls=RunCommand, short_help="Train MFedPBA without each of its parts in turn.")
@@ -134,11 +153,11 @@ def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
 
 @cli.command(cls=RunCommand, short_help="Predict the memory, payload and time of a run on so many ranks.")
 @run_settings
-@click.option("--ranks", type=int, default=0, metavar="N", help="ranks, the server's among them  [default: K + 1]")
+@click.option("--ranks", type=int, metavar="N", help="ranks, the server's among them  [default: K + 1]")
 @click.option("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over, in blocks  [default: 1]")
-@click.option("--cores", type=int, default=0, metavar="N", help="cores of a node  [default: as many as here]")
+@click.option("--cores", type=int, metavar="N", help="cores of a node  [default: as many as here]")
 @click.option("--gpus", type=int, default=0, metavar="N", help="GPUs of a node  [default: 0]")
-def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **options: Any) -> None:
+def plan(data_dir: Path, ranks: int | None, nodes: int, cores: int | None, gpus: int, **options: Any) -> None:
     """Predict what a run needs on a cluster, from a second or two of calibration here; nothing is written.
 
     \b
@@ -153,6 +172,22 @@ def plan(data_dir: Path, ranks: int, nodes: int, cores: int, gpus: int, **option
 
     for line in report(make_plan(config, data_dir, ranks, nodes, cores, gpus)):
         console().print(line)
+
+
+@cli.command(
+    "config", cls=RunCommand, short_help="Print the settings of a run, the dataset's preset among them, as TOML."
+)
+@run_settings
+def show_config(data_dir: Path, **options: Any) -> None:
+    """Print every setting that a run with these options would have, as a file for --config.
+
+    \b
+    mfedpba-mpi config --dataset youtube --clients 20 > mine.toml
+    mfedpba-mpi --config mine.toml
+
+    Takes the settings of `run`. Comments say which values come from the dataset's preset.
+    """
+    click.echo(read_settings(data_dir=data_dir, **options).to_toml(), nl=False)
 
 
 @cli.command(short_help="See whether it works here, on so many ranks.")
@@ -186,7 +221,7 @@ for parameter in ablate.params:  # what it sets itself
     if isinstance(parameter, click.Option) and parameter.name in ("method", "flag__without", "flag__equal_average"):
         parameter.hidden = True
 
-for command in (data, study, watch, report, export):
+for command in (data, study, watch, report, export, clean):
     cli.add_command(command)
 
 
@@ -195,6 +230,7 @@ def list_methods() -> None:
     """List the methods with a sentence each, their parameters and defaults (`--set METHOD.NAME=VALUE`, or TOML)."""
     from mfedpba_mpi.console import console, table
 
+    plugins.load_defaults()
     for name, cls in METHODS.items():
         click.echo(f"{name}: {cls.label}. {cls.__doc__}")
         rows = [
@@ -203,6 +239,29 @@ def list_methods() -> None:
         ]
         if rows:
             console().print(table(["  parameter", "default", ""], rows))
+
+
+def _load_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[Path, ...]) -> None:
+    for file in files:
+        plugins.load(file)
+
+
+def _plugin_option(hidden: bool) -> click.Option:
+    return click.Option(
+        ["--plugin"], type=PathType, multiple=True, metavar="FILE.py", expose_value=False, callback=_load_plugins,
+        help=f"a file with methods, extractors or datasets of your own; may be repeated (or ${plugins.VARIABLE})",
+        hidden=hidden,
+    )  # fmt: skip
+
+
+def _take_plugins(command: click.Command) -> None:
+    """Let a command, and all those below it, have --plugin."""
+    command.params.append(_plugin_option(hidden=isinstance(command, click.Group)))
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _take_plugins(inner)
+
+
+_take_plugins(cli)
 
 
 def _meaning_of(metadata: Mapping[str, Any]) -> str:
@@ -215,6 +274,7 @@ def main() -> None:
         os.environ.setdefault(name, "1")
     if announced()[0] > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: warning: {message}\n"
     try:
         cli.main(prog_name=PROGRAM, standalone_mode=False)
         end_together("", 0)
@@ -234,6 +294,10 @@ def main() -> None:
         end_all(describe_error(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         end_all("interrupted", 130)
+    except PermissionError as error:
+        end_all(f"{error.filename}: {error.strerror}; you may not read it, or write there", 2)
     except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # NumPy's, torch's
+            end_all(f"not enough memory, which `mfedpba-mpi plan` predicts: {describe_error(error)}", 1)
         traceback.print_exc()
         end_all(describe_error(error), 1)

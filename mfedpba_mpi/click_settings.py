@@ -9,11 +9,12 @@ from typing import Any, get_origin
 import click
 
 from mfedpba_mpi.config import RunConfig, default_of, fit_to_data, make_config, read_toml
-from mfedpba_mpi.data.commands import PathType, data_dir_option
+from mfedpba_mpi.data.commands import PathType, check_data_dir, data_dir_option
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.launch import Safety
 from mfedpba_mpi.methods.catalog import METHODS, MFedPBA
-from mfedpba_mpi.options import check, fields_of, kind_of, shown, unknown
+from mfedpba_mpi.options import check, fields_of, flag_of, kind_of, shown, unknown
+from mfedpba_mpi.plugins import load_defaults
 
 Function = Callable[..., Any]
 
@@ -48,7 +49,7 @@ def _settings(cls: type, flags: bool = False) -> Callable[[Function], Function]:
             if field.metadata["group"] is None:
                 continue
             function = click.option(
-                f"--{name.replace('_', '-')}", f"flag__{name}" if flags else name,
+                flag_of(name), f"flag__{name}" if flags else name,
                 cls=Setting, heading=cls.__name__ if flags else field.metadata["group"],
                 help=field.metadata["help"] + _default_words(name, field.default),
                 **_click_arguments(cls, name),
@@ -60,7 +61,8 @@ def _settings(cls: type, flags: bool = False) -> Callable[[Function], Function]:
 
 def _click_arguments(cls: type, name: str) -> dict[str, Any]:
     kind, _ = kind_of(cls, name)
-    choices = [choice for choice in fields_of(cls)[name].metadata["choices"] if choice]
+    spec = fields_of(cls)[name].metadata
+    choices = [*spec["choices"], *(["FILE"] if spec["files"] else [])]
     if kind is bool:
         return {"is_flag": True, "default": None}
     if get_origin(kind) is tuple:
@@ -96,6 +98,7 @@ def run_settings(function: Function) -> Function:
 
 def read_settings(config_file: Path | None, data_dir: Path, assignments: tuple[str, ...], **options: Any) -> RunConfig:
     """The configuration that the options of `run_settings` describe, fitted to its dataset."""
+    load_defaults()
     given: dict[str, Any] = {}
     flags: dict[str, Any] = {}
     for name, value in options.items():
@@ -112,8 +115,7 @@ def read_settings(config_file: Path | None, data_dir: Path, assignments: tuple[s
 
     from mfedpba_mpi.data.sources import describe
 
-    if data_dir != Path("data") and not data_dir.is_dir():
-        raise UserError(f"data-dir: {data_dir} is not a directory; make it, or name the one that holds the stores")
+    check_data_dir(data_dir)
     return fit_to_data(config, describe(config, data_dir))
 
 

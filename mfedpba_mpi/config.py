@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,14 @@ from mfedpba_mpi.data.catalog import CATALOG, Dataset, base_of
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS, make_params, owners
 from mfedpba_mpi.models.architecture import FAMILIES
-from mfedpba_mpi.options import check, fields_of, nearest, option, shown
+from mfedpba_mpi.options import check, fields_of, nearest, option, shown, toml
+from mfedpba_mpi.plugins import load_defaults
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
+ADDED = ("allow_synthetic",)  # not in the first logs; what these runs did is the default
+HARMLESS = ("allow_synthetic",)  # changes no number of a run that is allowed
+OPEN = {"clients": 0, "partition": ""}  # what stands in a configuration for what only the data will decide
+PARTITION_FILES = (".csv", ".h5")
 MIN_SAMPLES = 8  # a client never has fewer: 6 to train on, 2 to test
 
 
@@ -33,10 +38,12 @@ class RunConfig:
     )  # fmt: skip
     method: str = option("mfedpba", "the method", choices=METHODS, group=PROBLEM)
     partition: str = option(
-        "", "modalities a client owns: two, one or more, one [default: m2 when K = M, m1+ beyond]",
-        choices=("", "m2", "m1+", "m1"), group=PROBLEM,
+        "",
+        "modalities a client owns: two, one or more, one [default: m2 when K = M, m1+ beyond]; or a FILE.csv or "
+        "FILE.h5, a run's run.h5 too, that says who owns what",
+        choices=("m2", "m1+", "m1"), files=PARTITION_FILES, group=PROBLEM,
     )  # fmt: skip
-    clients: int = option(0, "number of clients K [default: number of modalities M]", low=0, group=PROBLEM)
+    clients: int = option(0, "number of clients K [default: number of modalities M]", low=1, group=PROBLEM)
     alpha: float | None = option(
         None,
         "label skew: Dirichlet(alpha) over clients [default: 0.5 when K > M, else no skew]",
@@ -53,6 +60,9 @@ class RunConfig:
         low=0, high=0.3, group=PROBLEM,
     )  # fmt: skip
     seed: int = option(0, "seed of every random stream  [default: 0]", low=0, high=2**63 - 1, group=PROBLEM)
+    allow_synthetic: bool = option(
+        True, "whether a synthetic stand-in may take the place of data that are not there", group=PROBLEM
+    )
     samples: int | None = option(None, "samples of --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
     classes: int | None = option(None, "classes of --dataset synthetic  [default: 10]", low=2, group=PROBLEM)
     dims: tuple[int, ...] | None = option(
@@ -60,9 +70,12 @@ class RunConfig:
     )
 
     feature_dim: int = option(48, "width d of every feature", low=2, group=CLIENTS)
-    families: tuple[str, ...] = option((), "draw extractors only from these families", choices=FAMILIES, group=CLIENTS)
+    families: tuple[str, ...] = option(
+        (), "draw extractors from these families [default: all that are shipped, none of your own]",
+        choices=FAMILIES, group=CLIENTS,
+    )  # fmt: skip
     init: str = option(
-        "pytorch", "first weights: PyTorch's defaults (He's in convolutions), or He's in all hidden layers",
+        "pytorch", "first weights: PyTorch's (He's in convolutions) or He's in hidden layers; own families keep theirs",
         choices=("pytorch", "he"), group=CLIENTS,
     )  # fmt: skip
     normalise: str = option(
@@ -85,7 +98,7 @@ class RunConfig:
     device: str = option(
         "auto", "the ranks of a node share its GPUs in turn", choices=("auto", "cpu", "cuda"), group=MACHINE
     )
-    threads: int = option(1, "torch threads a rank (bits depend on it)", low=1, group=MACHINE)
+    threads: int = option(1, "torch threads a rank (bits depend on it)", low=1, high=1024, group=MACHINE)
 
     params: Any = dataclasses.field(default=None, metadata={"group": None})  # the method's own, see methods.catalog
 
@@ -96,6 +109,7 @@ class RunConfig:
         The run's method may be given its parameters by their names, ``RunConfig.of(dataset="mfeat", tau=1.0)``, or all
         of them in a dictionary under its own, ``mfedpba={"tau": 1.0}``.
         """
+        load_defaults()
         flags = {name: value for name, value in settings.items() if name not in setting_names() and owners(name)}
         return make_config({name: value for name, value in settings.items() if name not in flags}, flags=flags)
 
@@ -104,6 +118,19 @@ class RunConfig:
         values = {name: getattr(self, name) for name in setting_names()}
         return json.dumps(values | {self.method: dataclasses.asdict(self.params)})
 
+    def to_toml(self) -> str:
+        """The configuration as a file for ``--config``; comments say what the dataset's preset has set."""
+        preset = preset_of(self.dataset)
+
+        def lines(values: Mapping[str, Any]) -> Iterator[str]:
+            for name, value in values.items():
+                if value not in (None, OPEN.get(name)):
+                    mark = f"  # the preset of {self.dataset}" if name in preset and value == preset[name] else ""
+                    yield f"{name} = {toml(value)}{mark}"
+
+        settings = {name: getattr(self, name) for name in setting_names()}
+        return "\n".join([*lines(settings), "", f"[{self.method}]", *lines(dataclasses.asdict(self.params)), ""])
+
     def as_dict(self) -> dict[str, Any]:
         """The configuration as it is read back from JSON."""
         return json.loads(self.to_json())
@@ -111,17 +138,18 @@ class RunConfig:
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
         """The configuration that `to_json` wrote: no setting may be missing or unknown, and every value is checked."""
+        load_defaults()
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"the configuration is not valid JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"the configuration is not a table of settings, but {shown(values)}")
-        _refuse_missing(setting_names(), values)
+        _refuse_missing([name for name in setting_names() if name not in ADDED], values)
         if values["method"] not in [*METHODS]:  # whatever it is
             name = shown(values["method"])
-            raise UserError(f"method {name} is not known here; if it is your own, use the script that registers it")
-        config = make_config(values)
+            raise UserError(f"method {name} is not known here; if it is your own, name its file with --plugin FILE.py")
+        config = make_config({name: value for name, value in values.items() if name not in OPEN or value != OPEN[name]})
         _refuse_missing([config.method], values)
         _refuse_missing(fields_of(type(config.params)), values[config.method], f"{config.method}.")
         for name in values:
@@ -132,7 +160,12 @@ class RunConfig:
     @property
     def run_name(self) -> str:
         """``<dataset>-<partition>-<method>-s<seed>``, the default name of the run's directory."""
-        return f"{Path(self.dataset).stem}-{self.partition}-{self.method}-s{self.seed}"
+        return f"{Path(self.dataset).stem}-{Path(self.partition).stem}-{self.method}-s{self.seed}"
+
+    @property
+    def partition_file(self) -> Path | None:
+        """The file that says who owns what; None where that is drawn."""
+        return Path(self.partition) if self.partition.endswith(PARTITION_FILES) else None
 
 
 def setting_names() -> list[str]:
@@ -189,6 +222,7 @@ def make_config(
     file : the same, from a TOML file; `given` wins over it.
     flags : parameters of whatever method the run has, by their name alone.
     """
+    load_defaults()
     known = setting_names()
     file = file or {}
     for name, value in (*file.items(), *given.items()):
@@ -206,7 +240,7 @@ def make_config(
     merged = {name: value for name, value in preset.items() if name in known} | settings
     config = RunConfig(**{name: check(RunConfig, name, value) for name, value in merged.items()})
     config = dataclasses.replace(config, params=make_params(config.method, tables, preset, flags or {}))
-    shape = [name for name in ("samples", "classes", "dims") if settings.get(name)]
+    shape = [name for name in ("samples", "classes", "dims") if settings.get(name) is not None]
     if shape and config.dataset != "synthetic":
         raise UserError(f"--{shape[0]} goes with --dataset synthetic only; {config.dataset} has a shape of its own")
     fusions = METHODS[config.method].fusions
@@ -221,6 +255,8 @@ def make_config(
 
 def fit_to_data(config: RunConfig, info: Dataset) -> RunConfig:
     """Fill in what depends on the dataset (K, partition, skew) and refuse what it cannot give."""
+    if config.partition_file:
+        return _fit_to_file(config, config.partition_file, info)
     M = len(info.modalities)
     K = config.clients or M
     partition = config.partition or ("m1" if M == 1 else "m2" if K <= M else "m1+")
@@ -234,3 +270,15 @@ def fit_to_data(config: RunConfig, info: Dataset) -> RunConfig:
         )
     alpha = config.alpha if config.alpha is not None else (0.5 if K > M else None)
     return dataclasses.replace(config, clients=K, partition=partition, alpha=alpha)
+
+
+def _fit_to_file(config: RunConfig, path: Path, info: Dataset) -> RunConfig:
+    """Fill in how many clients a partition file has."""
+    from mfedpba_mpi.data.partition_file import read_partition_file
+
+    if config.alpha is not None:
+        raise UserError(f"alpha: skews partitions that are drawn, but {path} says who owns what; leave --alpha out")
+    K = len(read_partition_file(path, info).modalities)
+    if config.clients not in (0, K):
+        raise UserError(f"clients: {config.clients}, but {path} has {K}; leave --clients out")
+    return dataclasses.replace(config, clients=K)

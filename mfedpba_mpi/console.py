@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import IO
 
@@ -14,9 +15,11 @@ from mfedpba_mpi.comm.launcher import on_terminal
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console that wraps at the terminal's width, or at 120 columns where there is none (not at all in a file)."""
+    """A console that wraps at the terminal's width, in a pipe at COLUMNS or 120, and not at all in a file."""
     terminal = on_terminal() and file is None
-    width = None if terminal else 120 if file is None else 1000
+    columns = os.environ.get("COLUMNS", "")
+    piped = max(int(columns), 20) if columns.isdecimal() and int(columns) else 120
+    width = None if terminal else piped if file is None else 1000
     return Console(file=file, force_terminal=terminal, width=width, highlight=False)
 
 
@@ -42,9 +45,9 @@ def bytes_of(n: float) -> str:
     return f"{n:.4g} GB"
 
 
-def count(n: int, noun: str) -> str:
-    """A number of things."""
-    return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"
+def count(n: int, noun: str, plural: str = "") -> str:
+    """A number of things; their plural where that is not the noun and an s."""
+    return f"{n or 'no'} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -7,6 +7,10 @@ PROGRAM = "mfedpba-mpi"  # as it is called, and before every last word of it
 WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
 
 
+class SyntheticDataWarning(UserWarning):
+    """A run from Python uses synthetic data in the place of real data that are not there."""
+
+
 class UserError(Exception):
     """Something the user can put right; the message names the thing, the value and the fix."""
 

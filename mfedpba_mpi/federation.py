@@ -8,11 +8,12 @@ step, with the state of the last finished round at hand.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntFlag
 from functools import reduce
 from operator import or_
@@ -27,13 +28,15 @@ from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.methods.base import Client, Method, Server
+from mfedpba_mpi.methods.state import Undeclared
 from mfedpba_mpi.observing import End, Round
 from mfedpba_mpi.records.checkpoint import Kept, Saved
 from mfedpba_mpi.records.runlog import IN_FINAL
-from mfedpba_mpi.rng import generator
+from mfedpba_mpi.rng import generator, seeded
 from mfedpba_mpi.stopping import Interrupted, Stop
 
 T = TypeVar("T")
+WATCHED_ROUNDS = 3  # after which attributes that change would have shown
 
 
 class Verdict(IntFlag):
@@ -56,13 +59,19 @@ def located(where: str) -> Iterator[None]:
 
 
 def sha256(tensors: Mapping[str, Tensor]) -> bytes:
-    """The digest of named tensors: names, shapes and bytes."""
+    """The digest of a state: names without that of the attribute, shapes and bytes."""
     digest = hashlib.sha256()
-    for name, tensor in tensors.items():
+    for path, tensor in tensors.items():
+        name = path.partition(".")[2] or path
         array = tensor.detach().cpu().contiguous().numpy()
         digest.update(f"{name}{array.dtype}{array.shape}".encode())
         digest.update(array.tobytes())
     return digest.digest()
+
+
+def client_sha256(client: Client) -> bytes:
+    """The digest of what a client has learned."""
+    return sha256({name: x for name, x in client.state_dict().items() if name != "predicted"})
 
 
 class Federation:
@@ -85,11 +94,13 @@ class Federation:
         self.failure: Exception | None = None
         self.began = time.perf_counter()
         self.saving = 0.0  # seconds that checkpoints have taken since the last round
+        self._told: set[str] = set()
+        self._begin()
         if saved:
             self._restore(saved)
-        else:
-            self._begin()
         self.kept: Kept | None = None
+        self._undeclared = Undeclared([*clients.values(), *([server] if server else [])])
+        self._watched_until = self.finished + WATCHED_ROUNDS
 
     @property
     def asked(self) -> str:
@@ -97,23 +108,28 @@ class Federation:
         return self.stop.asked or self.comm.asked
 
     def _begin(self) -> None:
-        """The server's first message, if there is one, before round 1."""
+        """The server's first message, if there is one, before round 1; also before a checkpoint is taken up."""
         if self.method.first().size:
-            first = self.server.first_message() if self.server else None
+            with self._seeded("first message"):
+                first = self.server.first_message() if self.server else None
             self.news = self.comm.broadcast(first, self.method.first())
             self._deliver(self.clients)
         for k, client in self.clients.items():
-            client.begin(self.inbox[k])
+            with self._seeded("begin", k):
+                client.begin(self.inbox[k])
+
+    def _seeded(self, purpose: str, *key: int) -> AbstractContextManager[None]:
+        return seeded(self.config.seed, purpose, *key)
 
     def _restore(self, saved: Saved) -> None:
         """Go on from a checkpoint."""
         device = self.comm.device
         state, self.news = ({n: x.to(device) for n, x in part.items()} for part in saved.server())
         if self.server:
-            self.server.load_state(state)
+            self.server.load_state_dict(state)
         for k, client in self.clients.items():
-            model, inbox, heard = saved.client(k)
-            client.model.load_state_dict(model)
+            own, inbox, heard = saved.client(k)
+            client.load_state_dict({name: value.to(device) for name, value in own.items()})
             known = {name: self.news[name] for name in heard}
             self.inbox[k] = known | {name: value.to(device) for name, value in inbox.items()}
         self.finished = saved.round
@@ -121,8 +137,9 @@ class Federation:
     def keep(self) -> None:
         """Copy the state aside, as that of the last finished round."""
         self.kept = self.kept or Kept()
-        models = {k: client.model.state_dict() for k, client in self.clients.items()}
-        self.kept.take(self.finished, models, self.inbox, self.news, self.server.state() if self.server else {})
+        clients = {k: client.state_dict() for k, client in self.clients.items()}
+        server = self.server.state_dict() if self.server else {}
+        self.kept.take(self.finished, clients, self.inbox, self.news, server)
 
     def _deliver(self, clients: Iterable[int]) -> None:
         """Let these clients have the news, those of them that are of this rank."""
@@ -172,10 +189,22 @@ class Federation:
             values["participants"] = np.isin(np.arange(K), active)
             values["wire_up"] += 8 * self._width  # the metrics
             values |= self.server.record if self.server else {}
-        warnings = tuple(self.server.warnings) if self.server else ()
+        warnings = list(self.server.warnings) if self.server else []
         if self.server:
             self.server.warnings.clear()
+        if t <= self._watched_until:
+            warnings += self._undeclared_changes()
         return Round(t, values, warnings), verdict
+
+    def _undeclared_changes(self) -> list[str]:
+        """Warnings of attributes that changed in this round but are in no checkpoint, on rank 0; each is given once."""
+        new = set(filter(None, "\n".join(self.comm.collect("\n".join(self._undeclared.changes()))).split("\n")))
+        new, self._told = new - self._told, self._told | new
+        return [
+            f"{name} changes from round to round, but is in no checkpoint, so a resumed run would give other numbers: "
+            "list it in `persistent`, or in `transient` if no later round depends on it"
+            for name in sorted(new)
+        ]
 
     def _compute(self, work: Callable[[], T]) -> T | None:
         """The result of `work`, or None, and the round is void: it was already, or stops here, or has failed."""
@@ -200,7 +229,8 @@ class Federation:
             for k in active:
                 if k in self.clients:
                     with clock.client(k), located(f"client {k}"):
-                        uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
+                        with self._seeded("update", k, t, phase):
+                            uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
                         for name, value in uploads[k].items():
                             if not value.isfinite().all():
                                 raise RunError(f"client {k}, round {t}: its {name} is not finite; lower --lr")
@@ -211,7 +241,7 @@ class Federation:
             scores = {}
             with clock("eval"), located(f"round {t}"):
                 for k, client in self.clients.items():
-                    with clock.client(k), located(f"client {k}"):
+                    with clock.client(k), located(f"client {k}"), self._seeded("evaluate", k, t):
                         scores[k] = client.evaluate(t, self.inbox[k])
             return scores
 
@@ -225,7 +255,7 @@ class Federation:
         differ, reply = self.method.replies_differ(t, phase), None
         if self.server:
             server = self.server
-            with clock("server"):
+            with clock("server"), self._seeded("server step", t, phase):
                 reply = self._compute(lambda: _step(server, t, phase, received))
         if not _any(down):
             return
@@ -312,20 +342,35 @@ class Federation:
         }
 
     def end(self) -> End:
-        """Final digests and prototypes, gathered like any upload."""
+        """Final digests, prototypes and predictions, gathered like any upload."""
         problem = self.method.problem
+        messages = {}
+        for k, client in self.clients.items():
+            with self._seeded("prototypes", k):
+                messages[k] = client.prototypes()
+            assert client.predicted is not None  # the last round is always evaluated
+            messages[k] |= {"sha256": torch.tensor(list(client_sha256(client))), "predicted": client.predicted}
+        items = self._items()
         layouts = {
-            k: Layout({"E": (len(spec.modalities), problem.C, problem.d), "I": (problem.C, problem.C), "sha256": (32,)})
+            k: Layout({
+                "E": (len(spec.modalities), problem.C, problem.d), "I": (problem.C, problem.C), "sha256": (32,),
+                "predicted": (len(self.method.predictors), items[k], spec.n_test),
+            })
             for k, spec in enumerate(problem.clients)
-        }
-        messages = {
-            k: client.prototypes() | {"sha256": torch.tensor(list(sha256(client.model.state_dict())))}
-            for k, client in self.clients.items()
-        }
+        }  # fmt: skip
         found = self.comm.gather(messages, layouts)
         digests = [bytes(message.pop("sha256").to(torch.uint8).tolist()).hex() for message in found.values()]
-        server = sha256(self.server.state()).hex() if self.server else ""
-        return End(digests, server, found, self.news, self.server.final() if self.server else {})
+        predicted = [message.pop("predicted").to(torch.int32) for message in found.values()]
+        server = sha256(self.server.state_dict()).hex() if self.server else ""
+        final = self.server.final() if self.server else {}
+        return End(digests, server, found, self.method.predictors, predicted, self.news, final)
+
+    def _items(self) -> dict[int, int]:
+        """How many items to classify a test row of each client is, on every rank."""
+        own = {k: client.predicted.shape[1] for k, client in self.clients.items() if client.predicted is not None}
+        parts = map(json.loads, self.comm.collect(json.dumps(own)))
+        everyone = self.comm.share(json.dumps({k: n for part in parts for k, n in part.items()}))
+        return {int(k): n for k, n in json.loads(everyone).items()}
 
 
 class Clock:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import threading
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mfedpba_mpi.comm.launcher import announced, check_slurm, first_on_node, given_gpus, joined, start_mpi
+from mfedpba_mpi.comm.launcher import (
+    announced,
+    by_mpirun,
+    check_slurm,
+    first_on_node,
+    given_gpus,
+    joined,
+    on_terminal,
+    start_mpi,
+)
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.data.catalog import printable
+from mfedpba_mpi.data.catalog import default_data_dir, printable
 from mfedpba_mpi.errors import (
     COMPLETE,
     FAILED,
@@ -22,6 +34,7 @@ from mfedpba_mpi.errors import (
     Ended,
     RankLost,
     RunError,
+    SyntheticDataWarning,
     UserError,
     describe_error,
 )
@@ -30,6 +43,7 @@ from mfedpba_mpi.stopping import Stop
 
 if TYPE_CHECKING:
     from mfedpba_mpi.comm.serial import Comm
+    from mfedpba_mpi.data.partition import Partition
     from mfedpba_mpi.observing import Observer
     from mfedpba_mpi.records.run import Run
     from mfedpba_mpi.screen import Screen
@@ -42,19 +56,27 @@ MPI_START = 600.0  # seconds that MPI may take to start
 class Safety:
     """How a run looks after itself; none of this changes its numbers."""
 
-    checkpoint_every: int = option(0, "checkpoint every so many rounds  [default: by time]", low=0, group=SAFETY)
+    checkpoint_every: int = option(0, "write a checkpoint every N rounds  [default: by time]", low=1, group=SAFETY)
     checkpoint_minutes: float | None = option(
         None,
         "checkpoint at the latest after so long  [default: 0.5 to 5, at most 2 % of the time]",
         low=0,
         group=SAFETY,
     )
+    keep_checkpoints: str = option(
+        "last", "of a complete run: the last one, to extend it from; both (all); or none, it cannot be extended then",
+        choices=("last", "all", "none"), group=SAFETY,
+    )  # fmt: skip
     timeout: float = option(
         3600.0, "seconds after which a rank that others wait for counts as stuck", above=0, group=SAFETY
     )
     on_failure: str = option(
         "stop", "when a rank dies: end, or go on from the last checkpoint without it (mpirun --with-ft ulfm)",
         choices=("stop", "continue"), group=SAFETY,
+    )  # fmt: skip
+    scratch: str = option(
+        "", "directory for shards and stand-ins (or $MFEDPBA_SCRATCH)  [default: the data directory if it can be "
+        "written, else a temporary one, or OUT on several hosts]", group=SAFETY,
     )  # fmt: skip
 
 
@@ -63,10 +85,12 @@ def claim(directory: Path, overwrite: bool, python: bool = False) -> None:
 
     `python` is whom the fix is for: who has called `simulate`, not the command.
     """
+    from mfedpba_mpi.records.lock import refuse_held
     from mfedpba_mpi.records.run import status_of
 
     status = None if overwrite else status_of(directory)
     if status:
+        refuse_held(directory)
         verb, more = ("extend it", " --rounds N") if status == COMPLETE else ("go on", "")
         command = f"mfedpba-mpi resume {directory}{more}"
         fix = f"{verb} with `{command}`, replace it with --overwrite, or choose another --out"
@@ -97,9 +121,14 @@ def launch(
         from mfedpba_mpi.comm.devices import check_given
 
         check_given(given_gpus())
-    stop = Stop()
-    stop.listen()
     rank, size = announced()
+    words = ""
+    if rank == 0 and by_mpirun() and on_terminal():
+        from mfedpba_mpi.resuming import resume_command
+
+        words = f"{PROGRAM}: told to stop; go on with `{resume_command(directory, data_dir)}`"
+    stop = Stop(words)
+    stop.listen()
     meet(safety.timeout)
     if size > 1 and rank > config.clients:
         from mfedpba_mpi.comm.waiting import leave, wait_as_spare
@@ -149,41 +178,86 @@ def connect(clients: int, safety: Safety) -> Comm:
 
 
 def simulate(
-    config: RunConfig, out: str | Path = "", data_dir: str | Path = "data", *,
-    overwrite: bool = False, resume: bool = False, quiet: bool = False,
+    config: RunConfig, out: str | Path = "", data_dir: str | Path | None = None, *, overwrite: bool = False,
+    resume: bool = False, quiet: bool = False, partition: Partition | None = None, scratch: str | Path = "",
 ) -> Run:  # fmt: skip
     """Run `config` in this process, without MPI, and read its log: the bits of the command with the same settings.
+
+    One call at a time in a process; torch's settings and random generators are left as they were found.
 
     Parameters
     ----------
     config : made by `RunConfig.of`.
     out : the run's directory  [default: runs/<dataset>-<partition>-<method>-s<seed>].
-    data_dir : where feature stores are kept.
+    data_dir : where feature stores are kept  [default: a resumed run's own, else $MFEDPBA_DATA_DIR, else data].
     overwrite : replace a run that is already there.
-    resume : go on with the run that is there, if one is; a complete one is read.
-    quiet : show nothing.
+    resume : go on with the run that is there, if one is, to the rounds that `config` asks for; a complete one is read.
+    quiet : show nothing. That data are synthetic is said by a Python warning all the same.
+    partition : who owns what, instead of the configuration's; kept in OUT as a file.
+    scratch : where shards and stand-ins are written  [default: the data directory, else a temporary one].
     """
-    import torch
-
+    from mfedpba_mpi.comm.devices import process_settings_restored
     from mfedpba_mpi.comm.serial import Comm
     from mfedpba_mpi.config import fit_to_data
-    from mfedpba_mpi.data.sources import describe
+    from mfedpba_mpi.data.sources import describe, is_synthetic
     from mfedpba_mpi.records.run import load_run
-    from mfedpba_mpi.resuming import status_of_same
+    from mfedpba_mpi.resuming import find_run, find_same, resumed
     from mfedpba_mpi.screen import Screen
 
-    if config.params is None:
+    if getattr(config, "params", None) is None:
         raise UserError("config: make it by RunConfig.of(dataset=..., ...), which fills in what is not given")
-    config = fit_to_data(config, describe(config, Path(data_dir)))
-    directory = Path(out or Path("runs") / config.run_name)
-    if not (resume and status_of_same(directory, config) == COMPLETE):
-        claim(directory, overwrite or resume, python=True)
-        screen, threads = None if quiet else Screen(directory), torch.get_num_threads()
-        try:
-            _take_part(config, Path(data_dir), directory, Comm(), screen, Safety(), Stop(), resume)
-        finally:
-            torch.set_num_threads(threads)
-    return load_run(directory)
+    if overwrite and resume:
+        raise UserError("overwrite: resume=True continues the run that is there, overwrite=True replaces it; give one")
+    with _alone_in_process(), process_settings_restored():
+        if partition is not None:
+            config, out = _with_partition(config, partition, out, overwrite or resume)
+        stored = find_run(Path(out)) if resume and out else None
+        place = Path(data_dir) if data_dir else stored.data_dir if stored else default_data_dir()
+        config = fit_to_data(config, describe(config, place))
+        directory = Path(out or Path("runs") / config.run_name)
+        complete = False
+        if resume:
+            config, complete = resumed(find_same(directory, config), config, place)
+        if is_synthetic(config, place) and config.dataset != "synthetic":
+            warnings.warn(
+                f"{config.dataset}: synthetic data, since there is no {config.dataset}.h5 in {place.resolve()}; "
+                "allow_synthetic=False makes this an error",
+                SyntheticDataWarning,
+                stacklevel=2,
+            )
+        if not complete:
+            claim(directory, overwrite or resume, python=True)
+            screen = None if quiet else Screen(directory)
+            _take_part(config, place, directory, Comm(), screen, Safety(scratch=str(scratch)), Stop(), resume)
+        return load_run(directory)
+
+
+_SIMULATING = threading.Lock()
+
+
+@contextmanager
+def _alone_in_process() -> Iterator[None]:
+    """Refuse a second `simulate` while one is going on: random generators and torch's settings are the process's."""
+    if not _SIMULATING.acquire(blocking=False):
+        raise RuntimeError(
+            "simulate: another call is running in this process, and the two would mix their random numbers; wait for "
+            "it, or use a process for each (multiprocessing, or `mfedpba-mpi study run --jobs N`)"
+        )
+    try:
+        yield
+    finally:
+        _SIMULATING.release()
+
+
+def _with_partition(
+    config: RunConfig, partition: Partition, out: str | Path, overwrite: bool
+) -> tuple[RunConfig, Path]:
+    """The configuration with a partition, kept as a file in the run's directory; and that directory."""
+    name = f"partition-{partition.digest[:8]}.h5"
+    directory = Path(out or Path("runs") / replace(config, partition=name).run_name)
+    claim(directory, overwrite, python=True)
+    partition.save(directory / name)
+    return replace(config, partition=str(directory / name)), directory
 
 
 def _take_part(
@@ -196,16 +270,17 @@ def _take_part(
     from mfedpba_mpi.records.runlog import RunLog
     from mfedpba_mpi.simulation import federate
 
-    checkpoints = Checkpoints(directory, safety.checkpoint_every, safety.checkpoint_minutes)
+    checkpoints = Checkpoints(
+        directory, safety.checkpoint_every, safety.checkpoint_minutes, safety.keep_checkpoints, resume
+    )
     log = RunLog(directory)
     observers: list[Observer] = [log, screen] if screen else [log]
     with ExitStack() as stack:
         if comm.is_server:
             stack.enter_context(locked(directory))
-            if not resume:
-                checkpoints.clear()
         try:
-            federate(config, data_dir, comm, observers, checkpoints, stop, safety.on_failure == "continue")
+            recovers = safety.on_failure == "continue"
+            federate(config, data_dir, comm, observers, checkpoints, stop, recovers, safety.scratch)
         except BaseException as error:
             if screen:
                 screen.stop()

@@ -22,6 +22,8 @@ class Start:
     problem: Problem
     partition: Partition
     store: FeatureStore
+    data_dir: Path  # where stores are looked for
+    shards: Path  # the file of the clients' rows
     ranks: Sequence[Sequence[int]]
     environment: Mapping[str, object]
     seconds: float  # of setting up, until the slowest rank was ready
@@ -45,6 +47,8 @@ class End:
     sha256: Sequence[str]  # of each client's final state
     server_sha256: str
     prototypes: Mapping[int, Mapping[str, Tensor]]  # each client's final E (|M_k|, C, d) and I (C, C)
+    predictors: Sequence[str]
+    predicted: Sequence[Tensor]  # of each client (predictors, items, test rows), classes in the last round
     news: Message  # the newest of everything the server has sent to all
     server: Message  # what else of its state is shown
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
+import re
 import sys
 import types
 import typing
@@ -24,13 +26,17 @@ def option(
     above: float | None = None,
     high: float | None = None,
     choices: Collection[str] = (),
+    files: tuple[str, ...] = (),
     group: str = "",
 ) -> Any:
     """A dataclass field that knows its meaning and its range (low <= value <= high, value > above).
 
-    `choices` are looked at when a value is checked: what is added to a catalog later is one of them.
+    `choices` are looked at when a value is checked: what is added to a catalog later is one of them. `files` are
+    suffixes of paths that are allowed besides.
     """
-    metadata = {"help": help, "low": low, "above": above, "high": high, "choices": choices, "group": group}
+    metadata = {
+        "help": help, "low": low, "above": above, "high": high, "choices": choices, "files": files, "group": group
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -48,6 +54,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plain = {other.lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), plain, n=1)
     return f" (did you mean '{plain[close[0]]}'?)" if close else ""
+
+
+def flag_of(name: str) -> str:
+    """The command-line option of a setting; ``allow_x``, which is on by default, has a second one, ``--no-x``."""
+    flag = f"--{name.replace('_', '-')}"
+    return f"{flag}/{flag.replace('allow', 'no', 1)}" if name.startswith("allow_") else flag
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -91,6 +103,22 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
+def toml(value: Any) -> str:
+    """`value` as TOML writes it."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{toml_key(name)} = {toml(item)}' for name, item in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def toml_key(name: str) -> str:
+    """A setting's full name as TOML writes it; the class of an own method may have any letters."""
+    return ".".join(part if re.fullmatch("[A-Za-z0-9_-]+", part) else toml(part) for part in name.split("."))
+
+
 def _convert(kind: Any, value: Any) -> Any:
     """`value` as `kind`, from a TOML value or a command-line string; ValueError or TypeError where it is not one."""
     if typing.get_origin(kind) is tuple:
@@ -120,12 +148,15 @@ def check(cls: type, name: str, value: Any, where: str = "") -> Any:
     try:
         result = _convert(kind, value)
     except (ValueError, TypeError, KeyError, OverflowError):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-        wanted = words.get(kind, "a comma-separated list")
+        words: dict[Any, str] = {
+            int: "a whole number", float: "a number", bool: "true or false", str: "a word",
+            tuple[int, ...]: "whole numbers separated by commas, e.g. 64,128",
+        }  # fmt: skip
+        wanted = words.get(kind, "words separated by commas")
         raise UserError(f"{label}: expected {wanted}, got {shown(value)}") from None
     for item in result if isinstance(result, tuple) else (result,):
-        if spec["choices"] and item not in spec["choices"]:
-            known = list(filter(None, spec["choices"]))  # an empty one stands for the default
+        if spec["choices"] and item not in spec["choices"] and not str(item).endswith(spec["files"]):
+            known = [*spec["choices"], *(f"a FILE{suffix}" for suffix in spec["files"])]
             raise UserError(f"{label}: {shown(item)} is not one of {', '.join(known)}{nearest(item, known)}")
         if isinstance(item, (int, float)) and not isinstance(item, bool) and not _inside(item, spec):
             raise UserError(f"{label}: {shown(item)} is out of range; allowed: {_range(item, spec)}")

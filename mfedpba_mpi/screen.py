@@ -12,13 +12,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mfedpba_mpi.console import bytes_of, console, table
+from mfedpba_mpi.comm.launcher import by_mpirun
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.console import bytes_of, console, count, table
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.observing import End, Round, Start
+from mfedpba_mpi.options import fields_of, toml
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
 
-_QUIET_SECONDS = 15.0  # between two lines where there is no terminal
+# What the words at the start say of a configuration in another place.
+_SAID = {
+    *("dataset", "method", "partition", "clients", "alpha", "fusion", "validation", "seed", "samples", "classes"),
+    *("dims", "rounds", "lr", "epochs", "batch_size", "feature_dim", "params"),
+}
+_QUIET_SECONDS = 15.0  # between two lines where there is no bar
 
 
 class Screen:
@@ -43,32 +51,39 @@ class Screen:
     def start(self, start: Start) -> None:
         self.stop()
         config, info = start.problem.config, start.store.info
+        skew = "" if config.alpha is None else f", label skew alpha {config.alpha:g}"
         origin = "SYNTHETIC stand-in" if start.store.origin == "synthetic" else "real"
         self.console.print(
             f"[bold]{METHODS[config.method].label}[/] on [bold]{info.name}[/] ({origin} data: {info.samples} samples, "
-            f"{info.classes} classes, {start.problem.M} modalities), partition {config.partition}, "
-            f"{start.problem.K} clients, fusion {config.fusion}, seed {config.seed}"
+            f"{info.classes} classes, {count(start.problem.M, 'modality', 'modalities')}), "
+            f"partition {config.partition}{skew}, {count(start.problem.K, 'client')}, fusion {config.fusion}, "
+            f"seed {config.seed}"
         )
+        self.console.print(settings_line(config), markup=False)
         self.measure = "validation accuracy" if config.validation else "accuracy"
         if config.validation:
             self.console.print(
                 f"accuracies are of {config.validation:.0%} of the training rows, held out, not of test rows"
             )
         if start.store.origin == "synthetic" and info.name != "synthetic":
-            where = escape(str(start.store.path.parent.parent.resolve()))
+            where = escape(str(start.data_dir))
             self.console.print(f"(there is no {info.name}.h5 in {where}; `data import` brings in the real data)")
+        if not start.shards.resolve().is_relative_to(start.data_dir):
+            self.console.print(f"(the clients' rows are dealt out in {escape(str(start.shards.parent.parent))})")
         workers = len(start.ranks) - 1
         where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
         self.console.print(f"{where}, {start.environment['mpi']}; log {escape(str(self.directory / LOG_NAME))}")
         if self.spare:
             needed = start.problem.K + 1
-            idle = "1 rank has" if self.spare == 1 else f"{self.spare} ranks have"
+            idle = f"{count(self.spare, 'rank')} {'has' if self.spare == 1 else 'have'}"
             self.console.print(f"{idle} nothing to do: {needed} ranks would do")
         if start.finished:
             self.console.print(f"goes on after round {start.finished} of {config.rounds}")
         self.rounds, self.before = config.rounds, start.finished
         self.began = self.spoke = time.monotonic()
-        if self.console.is_terminal:
+        if (
+            self.console.is_terminal and not by_mpirun()
+        ):  # Open MPI's passes on whole lines, and may kill what hid a cursor
             self.bar = Progress(
                 TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
                 TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console,
@@ -101,6 +116,20 @@ class Screen:
         """Leave the terminal as it was."""
         if self.bar:
             self.bar.stop()
+
+
+def settings_line(config: RunConfig) -> str:
+    """How clients learn, the method's weights and rates, and whatever else is not at its default."""
+    words = [
+        count(config.rounds, "round"), f"lr {config.lr:g}", count(config.epochs, "local epoch"),
+        f"batch size {config.batch_size}", f"feature dim {config.feature_dim}",
+    ]  # fmt: skip
+    own = {name: (getattr(config.params, name), field) for name, field in fields_of(type(config.params)).items()}
+    rest = {name: (getattr(config, name), field) for name, field in fields_of(RunConfig).items() if name not in _SAID}
+    shown = [(name, value) for name, (value, field) in own.items() if type(value) is float or value != field.default]
+    shown += [(name, value) for name, (value, field) in rest.items() if value != field.default]
+    words += [f"{name} {value:g}" if type(value) is float else f"{name} {toml(value)}" for name, value in shown]
+    return ", ".join(words)
 
 
 def summary(run: Run) -> Iterator[str | Table]:

@@ -8,22 +8,27 @@ effect but checkpoints in the observers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from mfedpba_mpi.comm.devices import set_up
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.console import count
 from mfedpba_mpi.data.shards import read_clients
-from mfedpba_mpi.data.store import FeatureStore
-from mfedpba_mpi.errors import FAILED, INTERRUPTED, Ended, RankLost, UserError, describe_error
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, Ended, RankLost, UserError, describe_error
 from mfedpba_mpi.federation import Federation, Verdict
+from mfedpba_mpi.methods.base import Problem
 from mfedpba_mpi.methods.catalog import load_method
 from mfedpba_mpi.observing import Observer, Start
 from mfedpba_mpi.preparing import cost, prepare
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
+from mfedpba_mpi.resuming import StoredRun, find_run, resume_command
+from mfedpba_mpi.rng import seeded
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
 
 
@@ -35,6 +40,7 @@ def federate(
     checkpoints: Checkpoints | None = None,
     stop: Stop | None = None,
     recovers: bool = False,
+    scratch: str = "",
 ) -> None:
     """Run `config` to its end; on every rank of `comm`, with observers on rank 0.
 
@@ -43,12 +49,13 @@ def federate(
     checkpoints : where the run goes on from, if there are any, and where its state is kept; None: nowhere.
     stop : tells when the run is asked to end early; then, or when it fails, all ranks raise `Ended`.
     recovers : go on from the last checkpoint without ranks that have died.
+    scratch : where shards and stand-ins are written  [default: `data.scratch` chooses].
     """
     comm.device = set_up(config.device, comm.local_rank, config.threads)
     watching = observers if comm.is_server else ()
     while True:
         try:
-            return _federate(config, data_dir, comm, watching, checkpoints, stop or Stop())
+            return _federate(config, data_dir, comm, watching, checkpoints, stop or Stop(), scratch)
         except RankLost:
             if not (recovers and checkpoints):
                 raise
@@ -56,8 +63,7 @@ def federate(
             if not dead:
                 raise
             who = ", ".join(map(str, dead))
-            for observer in watching:
-                observer.warn(f"died: rank {who}; going on from the last checkpoint with {comm.size} ranks")
+            _warn(watching, f"died: rank {who}; going on from the last checkpoint with {count(comm.size, 'rank')}")
 
 
 def _federate(
@@ -67,23 +73,27 @@ def _federate(
     watching: Sequence[Observer],
     checkpoints: Checkpoints | None,
     stop: Stop,
+    scratch: str,
 ) -> None:
     began = time.perf_counter()
-    problem, partition, store, shards = prepare(config, data_dir, comm)
-    saved = _find(checkpoints, comm, store, watching) if checkpoints else None
-    method = load_method(config.method)(problem)
-    comm.place([cost(problem, k) for k in range(problem.K)])
-    clients = {
-        k: method.client(k, data, comm.device)
-        for k, data in zip(comm.mine, read_clients(shards, comm.mine), strict=True)
-    }
-    server = method.server(comm.device) if comm.is_server else None
-    federation = Federation(config, comm, method, clients, server, stop, saved)
+    run = checkpoints.run if checkpoints else None
+    stored = find_run(checkpoints.run) if checkpoints and checkpoints.resume and comm.is_server else None
+    logged = stored.partition() if stored else None
+    problem, partition, store, shards = prepare(config, data_dir, comm, run, scratch, logged)
+    if stored:
+        stored.check_data(store.fingerprint, store.path)
+        stored.check_partition(partition)
+    about = {"data_fingerprint": store.fingerprint, "data_dir": str(data_dir.resolve()), **versions()}
+    saved = _find(checkpoints, comm, stored, about, watching) if checkpoints else None
+    federation = build(problem, shards, comm, stop, saved)
     environment = comm.environment()
+    if " and " in str(environment["cpu"]):
+        _warn(watching, f"ranks run on CPUs of different kinds ({environment['cpu']}): bits depend on who runs where")
     log = saved.log if saved else None
     start = Start(
-        problem, partition, store, comm.ranks, environment, time.perf_counter() - began, federation.finished, log
-    )
+        problem, partition, store, data_dir.resolve(), shards, comm.ranks, environment, time.perf_counter() - began,
+        federation.finished, log,
+    )  # fmt: skip
     for observer in watching:
         observer.start(start)
 
@@ -103,35 +113,67 @@ def _federate(
         if checkpoints and federation.kept and (verdict & Verdict.SAVE or stopping):
             comm.where = f"the checkpoint of round {federation.finished}"
             before = time.perf_counter()
-            checkpoints.write(comm, federation.kept, config, store.fingerprint)
+            checkpoints.write(comm, federation.kept, config, about)
             federation.saving = time.perf_counter() - before
         if stopping:
-            raise _end(comm, federation, verdict, checkpoints) from federation.failure
+            raise _end(comm, federation, verdict, checkpoints, data_dir) from federation.failure
     end = federation.end()
     for observer in watching:
         observer.end(end)
+    if checkpoints and comm.is_server:
+        checkpoints.prune(checkpoints.keep)
     comm.finish(0)
 
 
-def _find(checkpoints: Checkpoints, comm: Comm, store: FeatureStore, watching: Sequence[Observer]) -> Saved | None:
-    """The checkpoint to go on from, if there is one, and if it is of the same data."""
+def build(problem: Problem, shards: Path, comm: Comm, stop: Stop, saved: Saved | None) -> Federation:
+    """The clients of this rank with their data, and the server if it is here; their state from `saved` if given."""
+    config = problem.config
+    method = load_method(config.method)(problem)
+    comm.place([cost(problem, k) for k in range(problem.K)])
+    clients = {}
+    for k, data in zip(comm.mine, read_clients(shards, comm.mine), strict=True):
+        with seeded(config.seed, "client", k):
+            clients[k] = method.client(k, data, comm.device)
+    with seeded(config.seed, "new server"):
+        server = method.server(comm.device) if comm.is_server else None
+    return Federation(config, comm, method, clients, server, stop, saved)
 
-    def warn(words: str) -> None:
-        for observer in watching:
-            observer.warn(words)
 
-    saved = checkpoints.newest(comm, warn)
-    if saved and saved.fingerprint != store.fingerprint:
-        raise UserError(
-            f"{store.path} is not the data that the run was begun with (fingerprint {store.fingerprint[:12]}, then "
-            f"{saved.fingerprint[:12]}); name the directory that has them with --data-dir"
-        )
-    if saved and saved.torch != torch.__version__:
-        warn(f"the run was begun with torch {saved.torch}, this is {torch.__version__}: bits may differ from here on")
+def _warn(watching: Sequence[Observer], words: str) -> None:
+    for observer in watching:
+        observer.warn(words)
+
+
+def versions() -> dict[str, str]:
+    """What the bits of a run depend on beside its configuration and data."""
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return {"torch": str(torch.__version__), "numpy": np.__version__, "cpu": cpu}
+
+
+def _find(
+    checkpoints: Checkpoints, comm: Comm, stored: StoredRun | None, about: Mapping[str, str],
+    watching: Sequence[Observer],
+) -> Saved | None:  # fmt: skip
+    """The checkpoint to go on from, if there is one; `stored` is the run that is there, on rank 0."""
+    saved = checkpoints.newest(comm, partial(_warn, watching))
+    if stored and not saved:
+        if stored.status == COMPLETE:
+            raise UserError(
+                f"rounds: the run in {checkpoints.run} is complete and has kept no checkpoint to extend it from "
+                "(`clean`, or --keep-checkpoints none); start over with `run --rounds N --overwrite`, or another --out"
+            )
+        _warn(watching, "no checkpoint yet: starting again at round 1")
+    for name, was in saved.about.items() if saved else ():
+        if name in versions() and was != about[name]:
+            _warn(
+                watching, f"the run was started with {name} {was}, this is {about[name]}: bits may differ from here on"
+            )
     return saved
 
 
-def _end(comm: Comm, federation: Federation, verdict: Verdict, checkpoints: Checkpoints | None) -> Ended:
+def _end(
+    comm: Comm, federation: Federation, verdict: Verdict, checkpoints: Checkpoints | None, data_dir: Path
+) -> Ended:
     """How all ranks end after `verdict`."""
     if verdict & Verdict.FAILED:
         error = federation.failure
@@ -139,6 +181,6 @@ def _end(comm: Comm, federation: Federation, verdict: Verdict, checkpoints: Chec
         reasons = comm.collect(where + describe_error(error) if error else "")
         return Ended(FAILED, "; ".join(filter(None, reasons)), 1)
     asked = sorted({reason for reason in comm.collect(federation.asked) if reason})
-    hint = f"; go on with `mfedpba-mpi resume {checkpoints.run}`" if checkpoints else ""
+    hint = f"; go on with `{resume_command(checkpoints.run, data_dir)}`" if checkpoints else ""
     reason = f"stopped by {' and '.join(asked)} after round {federation.finished}{hint}"
     return Ended(INTERRUPTED, reason, EXIT_INTERRUPTED)

@@ -6,9 +6,10 @@ is. So a rank that all others wait for is there within moments, whatever it was 
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 EXIT_INTERRUPTED = 75  # the BSD's EX_TEMPFAIL: try again
@@ -20,9 +21,16 @@ class Interrupted(BaseException):
 
 
 class Stop:
-    """Whether this process was asked to stop; asked for nothing until `listen` is called."""
+    """Whether this process was asked to stop; asked for nothing until `listen` is called.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    words : said on the terminal at once after SIGTERM. Open MPI's mpirun answers Ctrl-C by SIGTERM to its ranks and
+        SIGKILL 0.2 s later, and passes on nothing that they print in between; the terminal itself is still there.
+    """
+
+    def __init__(self, words: str = "") -> None:
+        self.words = words
         self.asked = ""  # the signal's name
         self._armed = False
 
@@ -40,6 +48,8 @@ class Stop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: at once
+        if self.words and not self.asked and number == signal.SIGTERM:
+            _tell_terminal(self.words)
         self.asked = self.asked or signal.Signals(number).name
         if self._armed:
             self._armed = False
@@ -55,3 +65,11 @@ class Stop:
             yield
         finally:
             self._armed = False
+
+
+def _tell_terminal(words: str) -> None:
+    """A line on the terminal of this session, where there is one."""
+    with suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        os.write(terminal, f"\n{words}\n".encode(errors="replace"))
+        os.close(terminal)

@@ -65,7 +65,7 @@ def as_csv(table: Table, remark: str = "") -> str:
 
 
 def as_latex(table: Table, remark: str = "") -> str:
-    """A LaTeX table for booktabs."""
+    r"""A LaTeX table for booktabs, made smaller by graphicx where it is wider than \linewidth."""
 
     def cell(r: int, c: int, value: object) -> str:
         text = _latex(text_of(value)).replace(MISSING, "--")
@@ -80,12 +80,14 @@ def as_latex(table: Table, remark: str = "") -> str:
     title = f"{table.title} ({remark})" if remark else table.title
     return "\n".join(
         [
+            r"% needs \usepackage{booktabs} and \usepackage{graphicx}",
             r"\begin{table}", r"\centering", rf"\caption{{{_latex('. '.join(filter(None, [title, table.caption])))}}}",
             rf"\label{{tab:{table.name}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric())}}}", r"\toprule",
             line(map(_latex, table.headers)), r"\midrule",
             *(line(cell(r, c, value) for c, value in enumerate(row)) for r, row in enumerate(table.rows)),
-            r"\bottomrule", r"\end{tabular}", r"\end{table}",
+            r"\bottomrule", r"\end{tabular}}", r"\end{table}",
         ]
     ) + "\n"  # fmt: skip
 

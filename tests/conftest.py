@@ -11,13 +11,17 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+os.environ.pop("COLUMNS", None)  # the width of piped output
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from mfedpba_mpi import Run, load_run  # noqa: E402
 from mfedpba_mpi.comm.serial import Comm  # noqa: E402
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config  # noqa: E402
+from mfedpba_mpi.data.sealed import open_image, seal  # noqa: E402
 from mfedpba_mpi.data.sources import describe  # noqa: E402
+from mfedpba_mpi.models import architecture, extractors  # noqa: E402
 from mfedpba_mpi.records.runlog import RunLog  # noqa: E402
 from mfedpba_mpi.simulation import federate  # noqa: E402
 
@@ -69,6 +73,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
 
 @pytest.fixture
+def own_family() -> Iterator[Callable[..., None]]:
+    """`register` of extractors, undone after the test."""
+    kept = dict(architecture.FAMILIES), dict(extractors.BUILDERS)
+    yield extractors.register
+    for catalog, entries in zip((architecture.FAMILIES, extractors.BUILDERS), kept, strict=True):
+        catalog.clear()
+        catalog.update(entries)
+
+
+@pytest.fixture
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs ``mfedpba-mpi ARGS`` in a directory of its own, on `ranks` ranks where that is given."""
 
@@ -101,6 +115,21 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def killed() -> Callable[[Path], None]:
+    """A function that makes a run look as if it had been killed before its first checkpoint."""
+
+    def make(directory: Path) -> None:
+        shutil.rmtree(directory / "checkpoints")
+        with open_image(directory / "run.h5") as file:
+            file.attrs["status"] = "running"
+            file.flush()
+            image = file.id.get_file_image()
+        (directory / "run.h5").write_bytes(seal(image))
+
+    return make
 
 
 @pytest.fixture

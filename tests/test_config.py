@@ -37,7 +37,7 @@ def test_a_method_is_given_its_parameters_by_their_names():
 
 def test_a_run_of_a_method_that_is_not_there_names_the_method():
     text = make_config({"dataset": "youtube"}).to_json().replace("mfedpba", "headavg")
-    with pytest.raises(UserError, match=r"method 'headavg' is not known here; .* the script that registers it"):
+    with pytest.raises(UserError, match=r"method 'headavg' is not known here; .* with --plugin FILE.py"):
         RunConfig.from_json(text)
 
 
@@ -49,9 +49,8 @@ def test_a_method_that_is_no_name_at_all_is_an_error_of_the_file():
 
 def test_the_configuration_survives_json():
     config = make_config({"dataset": "youtube", "mfedpba": {"without": "rec,con"}})
-    values = json.loads(config.to_json())
-    assert values["mfedpba"]["without"] == ["rec", "con"]
-    assert make_config({k: v for k, v in values.items() if v is not None}) == config
+    assert json.loads(config.to_json())["mfedpba"]["without"] == ["rec", "con"]
+    assert RunConfig.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -60,6 +59,14 @@ def test_the_configuration_survives_json():
         ({}, "which dataset"),
         ({"dataset": "youtube", "roundz": 3}, "did you mean 'rounds'"),
         ({"dataset": "youtube", "rounds": 0}, "rounds: 0 is out of range; allowed: >= 1"),
+        ({"dataset": "youtube", "clients": 0}, "clients: 0 is out of range; allowed: >= 1"),
+        ({"dataset": "youtube", "partition": ""}, "partition: '' is not one of m2, m1+, m1"),
+        ({"dataset": "youtube", "dims": ""}, "--dims goes with --dataset synthetic"),
+        (
+            {"dataset": "synthetic", "dims": "a,b"},
+            "dims: expected whole numbers separated by commas, e.g. 64,128, got 'a,b'",
+        ),
+        ({"dataset": "youtube", "families": 3}, "families: expected words separated by commas, got 3"),
         ({"dataset": "youtube", "rounds": "ten"}, "rounds: expected a whole number, got 'ten'"),
         ({"dataset": "youtube", "rounds": 1.5}, "expected a whole number"),
         ({"dataset": "youtube", "lr": "nan"}, "lr: nan is out of range"),
@@ -109,6 +116,23 @@ def _info(M: int, samples: int = 100) -> Dataset:
 def test_defaults_that_depend_on_the_data(M, given, expected):
     config = fit_to_data(make_config({"dataset": "synthetic", **given}), _info(M))
     assert (config.clients, config.partition, config.alpha) == expected
+
+
+def test_a_partition_file_says_how_many_clients_there_are(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("client,sample,modalities\n0,3,I0\n1,4,I1\n1,9,I1\n")
+    given = {"dataset": "synthetic", "partition": str(path)}
+    config = fit_to_data(make_config(given), _info(2))
+    assert (config.clients, config.partition, config.alpha) == (2, str(path), None)
+    assert config.run_name == "synthetic-mine-mfedpba-s0"
+    assert RunConfig.from_json(config.to_json()) == config
+    assert fit_to_data(config, _info(2)) == config
+    with pytest.raises(UserError, match=r"clients: 3, but .*mine\.csv has 2; leave --clients out"):
+        fit_to_data(make_config({**given, "clients": 3}), _info(2))
+    with pytest.raises(UserError, match=r"alpha: .*mine\.csv says who owns what; leave --alpha out"):
+        fit_to_data(make_config({**given, "alpha": 0.5}), _info(2))
+    with pytest.raises(UserError, match=r"'mine\.txt' is not one of m2, m1\+, m1, a FILE\.csv, a FILE\.h5"):
+        make_config({**given, "partition": "mine.txt"})
 
 
 def test_impossible_partitions_are_refused():

@@ -28,6 +28,7 @@ def blocks(page, language):
     )
 
 
+@pytest.mark.filterwarnings("ignore::mfedpba_mpi.errors.SyntheticDataWarning")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=str)
 def test_the_python_of_a_page_runs(page, made, tmp_path, monkeypatch):
     """One block after the other, where runs of these names are; runs of its own are cut to one round."""
@@ -57,6 +58,13 @@ def test_the_commands_of_a_page_have_these_options(page):
             name = words.pop(0) if words[0] in command.commands else "run"
             command = command.commands[name]
         command.make_parser(click.Context(command)).parse_args(words)  # raises what a user would be told
+
+
+def test_what_envs_run_tells_open_mpi_is_said_to_those_who_install_without_it():
+    script, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("envs/run", "docs/usage.md"))
+    told = re.findall(r"^    default (\w+) (\S+)", script, flags=re.MULTILINE)
+    assert len(told) == 8
+    assert [f"{name}={value}" for name, value in told if f"{name}={value}" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

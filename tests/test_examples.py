@@ -36,6 +36,11 @@ def test_a_method_of_ones_own_runs_on_ranks_with_the_same_bits(example, tmp_path
     example("own_method.py", *arguments, "three", ranks=3)
     one, three = (load_run(tmp_path / name) for name in ("one", "three"))
     assert one.final["client_sha256"] == three.final["client_sha256"]
+    example("own_method.py", *arguments, "resumed", "--rounds", 1)
+    assert "persistent" not in example("own_method.py", "resume", "resumed", "--rounds", 2)
+    resumed = load_run(tmp_path / "resumed")
+    assert resumed.final["client_sha256"] == one.final["client_sha256"]
+    assert resumed.final["server_sha256"] == one.final["server_sha256"]
     assert (one.rounds["bytes_up"] == 4 * (3 * 8 + 3)).all()
     assert "headavg.weighted" in example("own_method.py", "methods")
 
@@ -52,6 +57,12 @@ def test_a_study_knows_the_method_of_ones_own(example, tmp_path):
 def test_extractors_of_ones_own(example, tmp_path):
     assert "Gated" in example("own_extractor.py", *TINY, "--families", "Gated", "--out", "out")
     assert all("Gated" in text for text in load_run(tmp_path / "out").partition["architectures"])
+
+
+def test_a_pretrained_extractor_beats_a_new_one(example, tmp_path):
+    accuracy = dict(line.split(": ") for line in example("pretrained_extractor.py").splitlines())
+    assert float(accuracy["Pretrained"].rstrip("%")) > float(accuracy["DNN"].rstrip("%")) + 10
+    assert all("Pretrained" in text for text in load_run(tmp_path / "runs/Pretrained").partition["architectures"])
 
 
 def test_a_dataset_of_ones_own_is_real_data(example, tmp_path):

@@ -18,9 +18,9 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.data.sealed import open_image, seal
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.export import export
-from mfedpba_mpi.records.run import open_image, seal
 from mfedpba_mpi.records.runlog import RunLog
 from mfedpba_mpi.simulation import federate
 

@@ -1,5 +1,6 @@
 """A run from Python: five lines, the bits of the command, and nothing of the session changed."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -62,9 +63,24 @@ def test_a_run_that_is_there_is_kept_resumed_or_replaced_as_asked(config, tmp_pa
     assert again.attributes["started"] == first.attributes["started"]
     replaced = simulate(config, tmp_path / "out", tmp_path / "data", overwrite=True, quiet=True)
     assert replaced.final["client_sha256"] == first.final["client_sha256"]
-    longer = RunConfig.of(**{**SETTINGS, "rounds": 3}, mfedpba={"lambda_1": 0.5})
-    with pytest.raises(UserError, match="begun with other settings: rounds is 2, not 3"):
-        simulate(longer, tmp_path / "out", tmp_path / "data", resume=True)
+    other = RunConfig.of(**SETTINGS, lr=0.5, mfedpba={"lambda_1": 0.5})
+    with pytest.raises(UserError, match=r"begun with other settings: lr is 0\.01, not 0\.5"):
+        simulate(other, tmp_path / "out", tmp_path / "data", resume=True)
+
+
+def test_a_run_is_resumed_or_replaced_not_both(config, tmp_path):
+    with pytest.raises(UserError, match="give one"):
+        simulate(config, tmp_path / "out", tmp_path / "data", resume=True, overwrite=True)
+
+
+def test_a_run_is_extended_by_asking_for_more_rounds(config, tmp_path):
+    simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
+    longer = dataclasses.replace(config, rounds=4)
+    extended = simulate(longer, tmp_path / "out", resume=True, quiet=True)
+    whole = simulate(longer, tmp_path / "whole", tmp_path / "data", quiet=True)
+    assert extended.final["client_sha256"] == whole.final["client_sha256"]
+    with pytest.raises(UserError, match="begun with other settings: rounds is 4, not 2"):
+        simulate(config, tmp_path / "out", resume=True)
 
 
 def test_an_error_is_in_the_log_and_goes_on_to_the_caller(tmp_path):
@@ -76,4 +92,6 @@ def test_an_error_is_in_the_log_and_goes_on_to_the_caller(tmp_path):
 def test_a_configuration_without_the_dataset_s_settings_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"RunConfig\.of"):
         simulate(RunConfig(dataset="mfeat"), tmp_path / "out")
+    with pytest.raises(UserError, match=r"RunConfig\.of"):
+        simulate({"dataset": "mfeat"}, tmp_path / "out")
     assert torch.get_num_threads() == 1

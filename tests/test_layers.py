@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).parents[1] / "mfedpba_mpi"
 # From the bottom up; a name stands for a module, or for all modules of a package that are not named themselves.
 LAYERS = [
     ["errors", "rng", "stopping"],
-    ["options"],
+    ["options", "plugins"],
     ["data.catalog"],
+    ["data.partition", "data.partition_file", "data.sealed", "data.store"],  # files, whatever the settings
     ["models.architecture", "methods.catalog"],  # what there is, without torch
     ["config"],
     ["comm"],
@@ -23,10 +24,11 @@ LAYERS = [
     ["observing", "preparing"],
     ["records"],
     ["federation"],
-    ["simulation", "screen", "resuming", "planning"],
-    ["launch"],
+    ["screen", "resuming", "planning"],
+    ["simulation"],
+    ["launch", "trained"],
     ["studies", "checking"],
-    ["report", "watch", "export"],
+    ["report", "watch", "export", "cleaning"],
     ["click_settings"],
     ["cli"],
     ["__main__"],

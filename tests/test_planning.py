@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.comm.placement import place
+from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
+from mfedpba_mpi.planning.disk import disk_of
 from mfedpba_mpi.planning.plan import Machine, imagine, make_plan, rank_bytes, round_seconds
 from mfedpba_mpi.planning.showing import report
+from mfedpba_mpi.records.checkpoint import Checkpoints
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import federate
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):
@@ -109,13 +114,27 @@ def test_planning_writes_nothing(tiny, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("changes", [{}, {"fusion": "concat", "method": "local"}, {"clients": 12, "rounds": 8}])
+def test_disk_is_about_what_a_run_takes(tiny, tmp_path, changes):
+    """Within a tenth, but for the log of a method with fewer numbers than MFedPBA; small shards are mostly headers."""
+    config, run = tiny(samples=1200, **changes), tmp_path / "run"
+    run.mkdir()
+    federate(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    disk = disk_of(imagine(config, tmp_path))
+    checkpoint = sum(path.stat().st_size for path in run.glob("checkpoints/*/*"))
+    assert disk.checkpoint == pytest.approx(checkpoint, rel=0.1)
+    assert disk.log == pytest.approx((run / "run.h5").stat().st_size, rel=0.3)
+    (shards,) = (tmp_path / "shards").iterdir()
+    assert disk.shards < shards.stat().st_size < disk.shards + 200e3
+
+
 def test_the_report_says_what_is_measured_and_what_is_not(tiny, tmp_path):
     lines = [str(line) for line in report(make_plan(tiny(clients=12), tmp_path, ranks=5, nodes=2, cores=4))]
-    for words in ("s a round", "(exact)", "measured here", "8 of 12 clients", "extrapolated", "Gbit/s"):
+    for words in ("disk: log ", "s a round", "(exact)", "measured here", "8 of 12 clients", "extrapolated", "Gbit/s"):
         assert any(words in line for line in lines), words
     lines = [str(line) for line in report(make_plan(tiny(), tmp_path, ranks=6, gpus=2))]
     assert any("local rank 1 uses cuda:1, local rank 2 uses cuda:0" in line for line in lines)
-    assert any("2 of the ranks have nothing to do: 4 ranks would do" in line for line in lines)
+    assert any("2 ranks have nothing to do: 4 ranks would do" in line for line in lines)
     assert not any(line.startswith("time:") for line in lines)
 
 
@@ -123,6 +142,8 @@ def test_the_report_says_what_is_measured_and_what_is_not(tiny, tmp_path):
     ("args", "words"),
     [
         (("--ranks", "-1"), "ranks: -1 is out of range"),
+        (("--ranks", "0"), "ranks: 0 is out of range"),
+        (("--cores", "0"), "cores: 0 is out of range"),
         (("--ranks", 2, "--nodes", 3), "3 nodes for 2 ranks"),
         (("--gpus", "-2"), "gpus: -2 is out of range"),
         (("--device", "cuda"), "--gpus"),

@@ -28,7 +28,7 @@ def test_a_signal_ends_the_run_in_order(started, tmp_path, number):
 
 
 def test_resume_goes_on_where_a_run_stopped(started, command, tmp_path):
-    settings = (*TINY, "--rounds", 150)
+    settings = (*TINY, "--rounds", 60)
     process = started(*settings)
     process.send_signal(signal.SIGUSR1)
     process.wait()
@@ -41,7 +41,7 @@ def test_resume_goes_on_where_a_run_stopped(started, command, tmp_path):
     assert "begun with other settings: lr is 0.01, not 0.02" in other.stderr
     resumed = command("resume", "out")
     assert resumed.returncode == 0, resumed.stderr
-    assert f"goes on after round {stopped} of 150" in resumed.stdout
+    assert f"goes on after round {stopped} of 60" in resumed.stdout
     assert command(*settings, "--out", "whole").returncode == 0
     a, b = load_run(tmp_path / "out"), load_run(tmp_path / "whole")
     assert a.final["client_sha256"] == b.final["client_sha256"]
@@ -50,9 +50,9 @@ def test_resume_goes_on_where_a_run_stopped(started, command, tmp_path):
 
 def test_a_directory_in_use_is_refused_to_a_second_run(started, command):
     process = started(*TINY, "--rounds", 100000)
-    second = command("resume", "out")
-    assert second.returncode == 2
-    assert f"out is in use by process {process.pid} on " in second.stderr
+    for second in (command("resume", "out"), command(*TINY, *OUT)):
+        assert second.returncode == 2
+        assert f"out is in use by process {process.pid} on " in second.stderr
 
 
 def test_a_finished_run_is_extended_and_a_damaged_log_made_anew(command, tmp_path):
@@ -78,3 +78,12 @@ def test_resuming_what_is_no_run_is_refused(command):
     result = command("resume", "nowhere")
     assert result.returncode == 2
     assert "no run at nowhere" in result.stderr
+
+
+def test_a_complete_run_without_checkpoints_is_not_extended(command, tmp_path):
+    assert command(*TINY, *OUT, "--rounds", 2, "--keep-checkpoints", "none").returncode == 0
+    before = (tmp_path / "out/run.h5").read_bytes()
+    longer = command("resume", "out", "--rounds", 3)
+    assert longer.returncode == 2
+    assert "has kept no checkpoint to extend it from" in longer.stderr
+    assert (tmp_path / "out/run.h5").read_bytes() == before

@@ -18,9 +18,10 @@ import pytest
 from rich.console import Console
 
 from mfedpba_mpi import Run, load_run
+from mfedpba_mpi.data.sealed import open_image, seal
 from mfedpba_mpi.errors import COMPLETE, INTERRUPTED, RUNNING
 from mfedpba_mpi.records.lock import LOCK_NAME, locked
-from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
+from mfedpba_mpi.records.run import LOG_NAME
 from mfedpba_mpi.watch.commands import find, rendered
 from mfedpba_mpi.watch.drawing import bar, braille, flow, grid, spark
 from mfedpba_mpi.watch.pictures import SILENT, STARTING, average_curve, busy, losses, pace_of
@@ -223,11 +224,22 @@ def test_a_run_lives_as_long_as_its_lock_is_held(finished):
         assert find(directory).status == STARTING
 
 
-def test_of_a_run_elsewhere_only_its_log_is_asked(finished, monkeypatch):
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_a_run_that_was_killed_is_interrupted_at_once(finished, monkeypatch, host):
+    directory = finished().path.parent
+    restate(directory, status=RUNNING)
+    monkeypatch.setattr("mfedpba_mpi.watch.watched.shares_locks", lambda _: True)
+    # the number may belong to another process by now
+    (directory / LOCK_NAME).write_text(json.dumps({"host": host, "pid": os.getpid(), "since": "then"}))
+    subject = find(directory)
+    assert (subject.status, subject.reason) == (INTERRUPTED, "its process exited without a final status")
+
+
+def test_where_locks_of_other_hosts_are_not_seen_only_the_log_is_asked(finished, monkeypatch):
     directory = finished().path.parent
     restate(directory, status=RUNNING)
     (directory / LOCK_NAME).write_text(json.dumps({"host": f"not {socket.gethostname()}", "pid": 1, "since": "then"}))
-    monkeypatch.setattr("fcntl.flock", lambda *_: pytest.fail("the lock was tried"))
+    monkeypatch.setattr("mfedpba_mpi.watch.watched.shares_locks", lambda _: False)
     subject = find(directory)
     assert subject.status == RUNNING
     os.utime(directory / LOG_NAME, (time.time() - 3600,) * 2)
@@ -350,7 +362,7 @@ def test_a_run_is_followed_through_a_resize_to_its_death(started, terminal):
     process.wait()
     last = screen.wait("code=0=")
     assert not screen.apart
-    for words in ("interrupted  round", "its process is gone", "mfedpba-mpi resume out goes on"):
+    for words in ("interrupted  round", "its process exited", "mfedpba-mpi resume out goes on"):
         assert words in last
 
 

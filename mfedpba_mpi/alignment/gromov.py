@@ -229,7 +229,7 @@ class StructureAlignment:
         if known is not None and known.shape == present.shape:
             same = (known == present).all(1)
             fresh[same], potentials[same] = self._state["plans"][same], self._state["potentials"][same]
-        self.load_state({"plans": fresh, "potentials": potentials, "present": present})
+        self.load_state_dict({"plans": fresh, "potentials": potentials, "present": present})
 
     def record(self) -> PlanRecord:
         """The plans of the last call."""
@@ -248,15 +248,15 @@ class StructureAlignment:
             iterations=self.iterations,
         )
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Copies of what later calls depend on, empty before the first call.
 
         plans (M, C, C) and potentials (M, C), float64 and 0 at absent classes, and present (M, C) bool.
         """
         return {name: value.clone() for name, value in self._state.items()}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take up a `state`."""
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up a `state_dict`."""
         self._state = {name: value.clone() for name, value in state.items()}
         groups: dict[tuple[bool, ...], list[int]] = {}
         for m, row in enumerate(state["present"].tolist() if state else []):

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from mfedpba_mpi.errors import UserError
+
+# Settings of torch that change the numbers of kernels, as a run has them.
+_FLAGS = {
+    (torch.backends.mkldnn, "enabled"): True,
+    (torch.backends.cudnn, "enabled"): True,
+    (torch.backends.cudnn, "benchmark"): False,
+    (torch.backends.cudnn, "allow_tf32"): False,
+    (torch.backends.cuda.matmul, "allow_tf32"): False,
+}
 
 
 def pick(requested: str, local_rank: int, visible: int) -> str:
@@ -39,14 +50,41 @@ def check_given(given: int) -> None:
     )
 
 
+@contextmanager
+def process_settings_restored() -> Iterator[None]:
+    """Leave torch's settings, most of which `set_up` changes, as they were; inside, gradients are recorded as usual."""
+    threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    flags = {(part, name): getattr(part, name) for part, name in _FLAGS}
+    flushes = bool(torch.tensor(1e-40, dtype=torch.float32, device="cpu") / 2 == 0)  # torch tells it in no other way
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None if device.type == "cpu" else device)  # any other makes every call slower
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_flush_denormal(flushes)
+        for (part, name), value in flags.items():
+            setattr(part, name, value)
+
+
 def set_up(requested: str, local_rank: int, threads: int) -> torch.device:
-    """Pin this process to its device and its number of threads; from here on its results are deterministic."""
+    """Pin this process to its device and its number of threads; from here on its results are deterministic.
+
+    Settings of torch that change numbers are as in a new process, whatever a notebook has done to them.
+    """
     torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_flush_denormal(False)
+    for (part, name), value in _FLAGS.items():
+        setattr(part, name, value)
     device = torch.device(pick(requested, local_rank, torch.cuda.device_count()))
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(True)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
     return device

@@ -49,8 +49,9 @@ def check_slurm(clients: int) -> None:
         return
     if "SLURM_STEP_NUM_TASKS" in os.environ and "SLURM_PTY_PORT" not in os.environ:
         raise UserError(
-            f"srun started one task, but this run has a server and {clients} clients: ask for --ntasks={clients + 1} "
-            "(fewer ranks share the clients), or leave srun out to run everything in one process"
+            f"srun started one task, but this run has a server and {clients} client{'s' * (clients > 1)}: ask for "
+            f"--ntasks={clients + 1} (fewer ranks share the clients), or leave srun out to run everything in one "
+            "process"
         )
     tasks = int(os.environ.get("SLURM_NTASKS", "1"))
     if tasks > 1:

@@ -138,7 +138,8 @@ class MPIComm(Comm):
         for number, rank in enumerate(self._world_rank[1:], 1):
             clients = self.ranks[number] if len(self.ranks) > number else []
             silent = f"does not answer, so it is stuck before the end of {self.where}"
-            lines.append(f"rank {rank} with {len(clients)} clients {clients[:8]}: {heard.get(rank, silent)}")
+            noun = "client" if len(clients) == 1 else "clients"
+            lines.append(f"rank {rank} with {len(clients)} {noun} {clients[:8]}: {heard.get(rank, silent)}")
         return "\n  ".join(lines)
 
     def barrier(self) -> None:

@@ -97,7 +97,9 @@ class Comm:
 
     def environment(self) -> dict[str, object]:
         """Where this run happens, for the log; complete on rank 0."""
-        return {"ranks": self.size, "mpi": self.library, "hosts": sorted(set(self.collect(socket.gethostname())))}
+        hosts, kinds = self.collect(socket.gethostname()), self.collect(torch.backends.cpu.get_cpu_capability())
+        cpu = " and ".join(sorted(set(kinds)))
+        return {"ranks": self.size, "mpi": self.library, "hosts": sorted(set(hosts)), "cpu": cpu}
 
     def share(self, value: str) -> str:
         """The server's string, on every rank; not for rounds."""

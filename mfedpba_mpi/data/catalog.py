@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from mfedpba_mpi.errors import UserError
+
+DATA_DIR_VARIABLE = "MFEDPBA_DATA_DIR"
 
 TYPES = {
     "I": "image",
@@ -26,6 +32,15 @@ class Modality:
     width: int
     sparse: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise UserError("modality: its name is empty; give it one")
+        if self.type not in TYPES:
+            known = ", ".join(f"{key} ({words})" for key, words in TYPES.items())
+            raise UserError(f"modality {self.name}: type {self.type!r} is not known; choose from: {known}")
+        if self.width < 1:
+            raise UserError(f"modality {self.name}: width {self.width} is out of range; allowed: >= 1")
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -36,6 +51,15 @@ class Dataset:
     classes: int
     modalities: tuple[Modality, ...]
     note: str = ""
+
+    def __post_init__(self) -> None:
+        names = [modality.name for modality in self.modalities]
+        if not names:
+            raise UserError(f"dataset {self.name} has no modalities; give it at least one")
+        if len(set(names)) < len(names):
+            raise UserError(f"dataset {self.name}: two modalities have the same name: {', '.join(names)}; rename one")
+        if self.classes < 2:
+            raise UserError(f"dataset {self.name}: classes {self.classes} is out of range; allowed: >= 2")
 
 
 def _dataset(name: str, samples: int, classes: int, views: str, note: str, sparse: bool = False) -> Dataset:
@@ -82,6 +106,30 @@ CATALOG: dict[str, Dataset] = {
         ),
     )
 }
+
+
+def default_data_dir() -> Path:
+    """Where feature stores are kept unless a directory is given."""
+    return Path(os.environ.get(DATA_DIR_VARIABLE) or "data")
+
+
+Loader = Callable[[], tuple[Any, Sequence[Any]]]
+"""Gives the labels, (N,) whole numbers from 0, and the values of each modality, (N, width), dense or CSR."""
+
+LOADERS: dict[str, tuple[Dataset, Loader, str]] = {}
+
+
+def register_dataset(info: Dataset, loader: Loader, origin: str = "real") -> None:
+    """Make a dataset of your own known by its name; the first run that uses it stores what `loader` gives.
+
+    From then on the store, DATA_DIR/NAME.h5, is what is read: delete it to have `loader` called again. `origin` is
+    ``real``, or ``synthetic`` for made-up data, which is then said wherever its numbers are shown. See examples/.
+    """
+    if info.name in CATALOG or info.name == "synthetic":
+        raise ValueError(f"{info.name} comes with the program; call yours something else")
+    if origin not in ("real", "synthetic"):
+        raise ValueError(f"origin of {info.name}: '{origin}' is neither real nor synthetic")
+    LOADERS[check_name(info.name)] = info, loader, origin
 
 
 def base_of(name: str) -> Dataset | None:

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, check_name
+from mfedpba_mpi.data.catalog import CATALOG, DATA_DIR_VARIABLE, LOADERS, TYPES, Dataset, check_name
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import nearest
+from mfedpba_mpi.plugins import load_defaults
 
 if TYPE_CHECKING:
     from mfedpba_mpi.data.store import FeatureStore
 
-PathType = click.Path(path_type=Path)
+
+class _Path(click.Path):
+    """A path; an empty one, as of a variable that is not set, does not mean this directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty; this directory is '.'", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PathType = _Path(path_type=Path)
 data_dir_option = click.option(
     "--data-dir",
     type=PathType,
-    envvar="MFEDPBA_DATA_DIR",
+    envvar=DATA_DIR_VARIABLE,
     default=Path("data"),
     metavar="DIR",
-    help="where feature stores are kept (or $MFEDPBA_DATA_DIR)  [default: data]",
+    help=f"where feature stores are kept (or ${DATA_DIR_VARIABLE})  [default: data]",
 )
+
+
+def check_data_dir(data_dir: Path) -> None:
+    """Refuse a directory of stores that is not there; the default one is made when it is needed."""
+    if data_dir != Path("data") and not data_dir.is_dir():
+        raise UserError(f"data-dir: {data_dir} is not a directory; make it, or name the one that holds the stores")
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"out: {path} is a directory; name a file in it, for example {path / 'mine.h5'}")
 
 
 @click.group()
@@ -37,11 +62,15 @@ def list_(data_dir: Path) -> None:
     from mfedpba_mpi.console import console, table
     from mfedpba_mpi.data.store import locate
 
-    others = {path.stem for folder in (data_dir, data_dir / "synthetic") for path in folder.glob("*.h5")} - set(CATALOG)
+    check_data_dir(data_dir)
+    load_defaults()
+    known = CATALOG | {name: info for name, (info, *_) in LOADERS.items()}
+    others = {path.stem for folder in (data_dir, data_dir / "synthetic") for path in folder.glob("*.h5")} - set(known)
     rows = []
-    for name in [*CATALOG, *sorted(others)]:
+    for name in [*known, *sorted(others)]:
         path = locate(name, data_dir)
-        rows.append(_row(name, path) if path else [*_shape(CATALOG[name]), "-", "not there yet"])
+        later = "registered, stored at first use" if name in LOADERS else "not there yet"
+        rows.append(_row(name, path) if path else [*_shape(known[name]), "-", later])
     console().print(table(["name", "samples", "classes", "modalities", "where", "origin"], rows))
     if any(row[-1] == "not there yet" for row in rows):
         click.echo("A run makes a synthetic stand-in for what is not there; `data import` brings in the real data.")
@@ -72,9 +101,14 @@ def inspect(name: str, data_dir: Path) -> None:
     mfedpba-mpi data inspect mfeat
     """
     from mfedpba_mpi.console import console
+    from mfedpba_mpi.data.sources import make_registered
     from mfedpba_mpi.data.store import FeatureStore, locate
 
+    check_data_dir(data_dir)
+    load_defaults()
     path = locate(name, data_dir)
+    if path is None and name in LOADERS:
+        path = make_registered(name, data_dir)
     if path is None:
         place = name if name.endswith(".h5") else f"{name} in {data_dir}"
         hint = nearest(name, [*CATALOG, *(there.stem for there in data_dir.glob("*.h5"))])
@@ -93,13 +127,13 @@ def show(store: FeatureStore) -> None:
     """What a store holds, and how well each modality tells the classes apart."""
     import numpy as np
 
-    from mfedpba_mpi.console import console, table
+    from mfedpba_mpi.console import console, count, table
     from mfedpba_mpi.data.quality import look
 
     info, sizes = store.info, np.bincount(store.labels(), minlength=store.info.classes)
     click.echo(
         f"{info.name}: {info.samples} samples, {info.classes} classes ({sizes.min()} to {sizes.max()} samples, median "
-        f"{np.median(sizes):g}), {len(info.modalities)} modalities"
+        f"{np.median(sizes):g}), {count(len(info.modalities), 'modality', 'modalities')}"
     )
     headers = [
         "modality",
@@ -136,8 +170,8 @@ def show(store: FeatureStore) -> None:
 @click.argument("name", metavar=f"{'|'.join(CATALOG)}|synthetic")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="another seed, another dataset")
 @click.option("--out", type=PathType, metavar="FILE.h5", help="[default: DIR/synthetic/NAME.h5]")
-@click.option("--samples", type=int, help="for NAME synthetic  [default: 2000]")
-@click.option("--classes", type=int, help="for NAME synthetic  [default: 10]")
+@click.option("--samples", type=click.IntRange(1), help="for NAME synthetic  [default: 2000]")
+@click.option("--classes", type=click.IntRange(2), help="for NAME synthetic  [default: 10]")
 @click.option("--dims", metavar="W,W,...", help="widths, for NAME synthetic  [default: 64,128]")
 @data_dir_option
 def synthesize(
@@ -160,15 +194,16 @@ def synthesize(
     from mfedpba_mpi.options import unknown
 
     if name == "synthetic":
-        info = free_form(samples or 2000, classes or 10, _dims(dims or "64,128"))
+        info = free_form(samples or 2000, classes or 10, _dims("64,128" if dims is None else dims))
     elif name not in CATALOG:
         raise unknown("dataset", name, [*CATALOG, "synthetic"])
-    elif samples or classes or dims:
+    elif (samples, classes, dims) != (None, None, None):
         raise UserError(f"--samples, --classes and --dims go with the name synthetic only; {name} has its own shape")
     else:
         info = CATALOG[name]
     suffix = f"-seed{seed}" if seed else ""  # a run without data takes the file of seed 0
     path = out or data_dir / "synthetic" / f"{cache_name(info)}{suffix}.h5"
+    _check_file(path)
     if path.exists() and FeatureStore(path).origin != "synthetic":
         raise UserError(f"{path} holds real data; choose another --out")
     write_synthetic(info, path, seed)
@@ -179,7 +214,7 @@ def _dims(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"dims: expected widths like 64,128, got '{text}'") from None
+        raise UserError(f"dims: expected whole numbers separated by commas, e.g. 64,128, got {text!r}") from None
 
 
 @data.command("import", short_help="Import real data.")
@@ -226,6 +261,7 @@ def import_(
         raise UserError(f"a custom dataset needs a name of its own: --name NAME{given}")
     name, views = (own_name, _types(types)) if name == "custom" and own_name else (name, None)
     path = out or data_dir / f"{check_name(name)}.h5"
+    _check_file(path)
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already; --overwrite replaces it")
 
@@ -240,3 +276,38 @@ def import_(
 
 def _types(text: str | None) -> list[str]:
     return [part.strip().upper() for part in text.split(",")] if text else []
+
+
+@data.command("clean", short_help="Remove the shards of datasets.")
+@click.option("--dry-run", is_flag=True, help="say what would be freed; remove nothing")
+@data_dir_option
+def clean_shards(dry_run: bool, data_dir: Path) -> None:
+    """Remove the shards in the data directory: copies of the datasets, dealt out to the clients of a run.
+
+    A run reads its shards before round 1 and makes them again where they are missing, so nothing is lost. Do not clean
+    while runs are starting. Datasets are never removed.
+    """
+    from mfedpba_mpi.console import bytes_of, count
+
+    spare = [path for path in (data_dir / "shards").glob("*") if path.suffix in (".h5", ".part")]
+    freed = sum(map(disk_of, spare))
+    if not dry_run:
+        remove(spare)
+    verb = "would free" if dry_run else "freed"
+    click.echo(f"{verb} {bytes_of(freed)}, {count(len(spare), 'file')} in {data_dir / 'shards'}")
+
+
+def disk_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a directory."""
+    return sum(file.lstat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir())
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and directories."""
+    for path in paths:
+        try:
+            (shutil.rmtree if path.is_dir() else os.unlink)(path)
+        except FileNotFoundError:
+            pass  # somebody else was faster
+        except OSError as error:
+            raise UserError(f"cannot remove {path}: {error.strerror}; may you write there?") from None

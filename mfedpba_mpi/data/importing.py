@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
+from mfedpba_mpi.console import count
 from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, Modality, base_of, check_name
 from mfedpba_mpi.data.guard import limited
 from mfedpba_mpi.data.readers import h5, images, mat, mfeat, nuswide, reuters, tables, youtube
@@ -115,7 +116,7 @@ def _read(source: Path, scratch: Path, base: Dataset | None) -> tuple[Reader, So
     for m, view in enumerate(found.views):
         if len(found.labels) != view.shape[0] or not view.size:
             raise UserError(
-                f"{source}: view {m + 1} is {view.shape[0]} x {view.shape[1]}, for {len(found.labels)} labels"
+                f"{source}: view {m + 1} is {view.shape[0]} x {view.shape[1]}, for {count(len(found.labels), 'label')}"
             )
     return reader, found
 
@@ -193,8 +194,10 @@ def _as_found(found: Source, types: Sequence[str], source: Path) -> tuple[Modali
     M, names = len(found.views), found.view_names
     types = list(types) * M if len(types) == 1 else types or ["L" if issparse(view) else "I" for view in found.views]
     if len(types) != M or not set(types) <= set(TYPES):
-        raise UserError(f"types: {source} has {M} views, so give {M} of {', '.join(TYPES)} with commas, or one for all")
-    if len(set(names)) != M:
+        raise UserError(
+            f"types: {source} has {count(M, 'view')}, so give {M} of {', '.join(TYPES)} with commas, or one for all"
+        )
+    if len({*names} - {""}) != M:
         names = [f"V{m + 1}" for m in range(M)]
     return tuple(Modality(n, t, v.shape[1], issparse(v)) for n, t, v in zip(names, types, found.views, strict=True))
 
@@ -214,7 +217,7 @@ def _shape(info: Dataset) -> str:
 
 
 def _views(widths: Sequence[int]) -> str:
-    return f"{len(widths)} views of widths {', '.join(map(str, widths))}"
+    return f"{count(len(widths), 'view')} of width{'s' * (len(widths) > 1)} {', '.join(map(str, widths))}"
 
 
 def _stored(view: Values, sparse: bool) -> Values:

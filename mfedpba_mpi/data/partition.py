@@ -1,12 +1,17 @@
-"""Who owns what: modalities and samples of every client, drawn from the seed alone.
+"""Who owns what: modalities and samples of every client, drawn from the seed alone or given by the user.
 
 `modality_sets` draws M_k, `deal_samples` the disjoint rows, `split` each client's 75/25 train and test rows, and, where
 settings are to be chosen, its training rows once more: the part held out then takes the place of the test rows.
+`partition_file` reads and writes partitions as files.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +19,116 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.rng import generator
 
 TEST_SHARE = 0.25
+REVISION = 1  # raise it with any change in what is drawn: shards of another revision are made again
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Modalities M_k (sorted) and row numbers of the store, for each client; the rows are disjoint."""
+    """Modalities M_k and row numbers of the store, both sorted, for each client; the rows are disjoint.
+
+    `names` are those of all M modalities, or their numbers. Where nobody has test rows, the rows are yet to be split.
+    """
 
     modalities: tuple[tuple[int, ...], ...]
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, owner: Any, modalities: Any, test: Any = None, names: Sequence[str] = ()) -> Partition:
+        """A partition of your own.
+
+        Parameters
+        ----------
+        owner : (N,) client of every sample of the dataset, from 0 on; -1: nobody's.
+        modalities : (K, M) whether a client owns a modality.
+        test : (N,) whether a sample is for testing  [default: 75/25, drawn by the run's seed].
+        names : of the modalities, to be compared with the dataset's.
+        """
+        owner, owned = np.asarray(owner), np.asarray(modalities)
+        K = len(owned) if owned.ndim == 2 else 0
+        if not K or not np.isin(owned, (0, 1)).all():
+            raise UserError(f"partition: modalities has the shape {owned.shape}; it must be true and false, (K, M)")
+        if owner.ndim != 1 or owner.dtype.kind not in "iu" or ((owner < -1) | (owner >= K)).any():
+            raise UserError(f"partition: owner must be whole numbers (N,) from -1, nobody, to {K - 1}, the last client")
+        names = tuple(names) or numbered(owned.shape[1])
+        if len(names) != owned.shape[1]:
+            raise UserError(f"partition: {len(names)} names for {owned.shape[1]} modalities; give one for each")
+        is_test = np.zeros(len(owner), bool) if test is None else np.asarray(test)
+        if is_test.shape != owner.shape or is_test.dtype != bool:
+            raise UserError(f"partition: test must be true and false for each of the {len(owner)} samples of owner")
+        if test is not None and not is_test[owner >= 0].any():
+            raise UserError("partition: test has no sample of any client; leave it out to have them split by the seed")
+        train, held = (tuple(np.flatnonzero((owner == k) & part) for k in range(K)) for part in (~is_test, is_test))
+        return cls(_sets(owned), train, held, names)
+
+    @classmethod
+    def of_log(cls, arrays: Mapping[str, np.ndarray], names: Sequence[str] = ()) -> Partition:
+        """What `arrays` gives, and what a log has in /partition; a ValueError where that is not a partition."""
+        owned = arrays["modalities"]
+        if owned.ndim != 2 or not np.isin(owned, (0, 1)).all():
+            raise ValueError("modalities is not (K, M) of true and false")
+        train, test = (
+            _cut(arrays[f"{name}_rows"], arrays[f"{name}_offsets"], len(owned)) for name in ("train", "test")
+        )
+        return cls(_sets(owned), train, test, tuple(names) or numbered(owned.shape[1]))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The partition as it is in a log: modalities (K, M) bool, the clients' rows in turn, and where each begins."""
+        owned = np.zeros((len(self.modalities), len(self.names)), bool)
+        for k, own in enumerate(self.modalities):
+            owned[k, list(own)] = True
+        found = {"modalities": owned}
+        for name, rows in (("train", self.train), ("test", self.test)):
+            found |= {f"{name}_rows": np.concatenate(rows), f"{name}_offsets": np.cumsum([0, *map(len, rows)])}
+        return found
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of who owns what, whatever the modalities are called."""
+        rows = [part.tolist() for part in (*self.train, *self.test)]
+        return hashlib.sha256(repr((self.modalities, rows)).encode()).hexdigest()
+
+    @property
+    def is_split(self) -> bool:
+        return any(len(rows) for rows in self.test)
+
+    def divided(self, labels: np.ndarray, seed: int, validation: float = 0.0) -> Partition:
+        """With test rows, where there are none yet, and with validation rows in their place, where a share is given."""
+        parts = list(zip(self.train, self.test, strict=True))
+        if not self.is_split:
+            parts = [split(labels, rows, TEST_SHARE, generator(seed, "split", k)) for k, (rows, _) in enumerate(parts)]
+        if validation:
+            parts = [
+                split(labels, rows, validation, generator(seed, "validation", k)) for k, (rows, _) in enumerate(parts)
+            ]
+        return replace(self, train=tuple(train for train, _ in parts), test=tuple(test for _, test in parts))
+
+    def save(self, path: str | Path) -> None:
+        """Write a FILE.csv or FILE.h5 for `--partition`."""
+        from mfedpba_mpi.data.partition_file import write_partition
+
+        write_partition(Path(path), self)
+
+
+def numbered(M: int) -> tuple[str, ...]:
+    """Numbers as names of modalities."""
+    return tuple(map(str, range(M)))
+
+
+def _sets(owned: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(np.flatnonzero(own).tolist()) for own in owned)
+
+
+def _cut(rows: np.ndarray, offsets: np.ndarray, K: int) -> tuple[np.ndarray, ...]:
+    """Each client's rows, sorted."""
+    if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (rows, offsets)):
+        raise ValueError("rows and offsets are not lists of whole numbers")
+    rows, offsets = rows.astype(np.int64), offsets.astype(np.int64)
+    sizes = np.diff(offsets, prepend=0, append=len(rows))  # before the first client, of each, after the last
+    if len(sizes) != K + 2 or sizes.min() < 0 or sizes[0] or sizes[-1]:
+        raise ValueError(f"its offsets do not divide {len(rows)} rows among {K} clients")
+    return tuple(np.sort(part) for part in np.split(rows, offsets[1:-1]))
 
 
 def make_partition(
@@ -46,10 +152,8 @@ def make_partition(
     """
     owned = modality_sets(M, K, kind, generator(seed, "modalities"))
     rows = deal_samples(labels, K, kind, alpha, min_samples, generator(seed, "samples"))
-    parts = [split(labels, rows[k], TEST_SHARE, generator(seed, "split", k)) for k in range(K)]
-    if validation:
-        parts = [split(labels, parts[k][0], validation, generator(seed, "validation", k)) for k in range(K)]
-    return Partition(owned, tuple(train for train, _ in parts), tuple(test for _, test in parts))
+    nothing = (np.empty(0, np.int64),) * K
+    return Partition(owned, tuple(rows), nothing, numbered(M)).divided(labels, seed, validation)
 
 
 def modality_sets(M: int, K: int, kind: str, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:

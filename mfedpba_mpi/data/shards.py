@@ -25,7 +25,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from mfedpba_mpi.data.partition import Partition
+from mfedpba_mpi.data.partition import Partition, numbered
 from mfedpba_mpi.data.store import (
     FeatureStore,
     Values,
@@ -128,6 +128,7 @@ def read_partition(path: Path) -> Partition:
         tuple(tuple(np.flatnonzero(own).tolist()) for own in owned),
         tuple(rows[a:b] for a, b in zip(offsets[:-1], middle, strict=True)),
         tuple(rows[a:b] for a, b in zip(middle, offsets[1:], strict=True)),
+        numbered(owned.shape[1]),
     )
 
 

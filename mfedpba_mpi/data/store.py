@@ -22,7 +22,7 @@ import hashlib
 import os
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -62,11 +62,18 @@ def replacing(path: Path, format: str, version: int) -> Iterator[h5py.File]:
         raise
 
 
+def open_file(path: Path) -> h5py.File:
+    """An existing HDF5 file, read-only."""
+    return h5py.File(path, "r", **_NO_LOCK)
+
+
 @contextmanager
-def reading(path: Path, format: str | None, version: int | None, remedy: str) -> Iterator[h5py.File]:
+def reading(
+    path: Path, format: str | None, version: int | None, remedy: str, opener: Callable[[Path], h5py.File] = open_file
+) -> Iterator[h5py.File]:
     """An existing file, read-only; whatever is wrong with it becomes a UserError that ends with the remedy."""
     try:
-        with h5py.File(path, "r", **_NO_LOCK) as file:
+        with opener(path) as file:
             if format and plain(file.attrs.get("format")) != format:
                 raise UserError(f"{path} is HDF5, but not of the format {format}; {remedy}")
             if format and file.attrs["version"] != version:
@@ -217,7 +224,7 @@ def write_store(
     if origin not in ("real", "synthetic"):
         raise UserError(f"origin of {info.name}: '{origin}' is neither real nor synthetic")
     if len(values) != len(info.modalities):
-        raise UserError(f"{info.name}: expected {len(info.modalities)} modalities, got {len(values)}")
+        raise UserError(f"{info.name}: values of modalities: expected {len(info.modalities)}, got {len(values)}")
     if class_names is not None and len(class_names) != info.classes:
         raise UserError(f"{info.name}: expected {info.classes} class names, got {len(class_names)}")
     labels = _checked_labels(info, labels)
@@ -249,9 +256,12 @@ class FeatureStore:
         self.path = Path(path)
         with self._reading() as file:
             attrs, groups = file.attrs, member(file, "modalities")
-            modalities = tuple(self._modality(member(groups, str(m))) for m in range(len(groups)))
             samples, classes = len(member(file, "labels")), int(attrs["classes"])
-            self.info = Dataset(plain(attrs["name"]), samples, classes, modalities, plain(attrs["note"]))
+            try:
+                modalities = tuple(self._modality(member(groups, str(m))) for m in range(len(groups)))
+                self.info = Dataset(plain(attrs["name"]), samples, classes, modalities, plain(attrs["note"]))
+            except UserError as error:
+                raise ValueError(error) from None  # `reading` names the file
             if not NAME.fullmatch(self.info.name):  # it becomes part of file names
                 raise ValueError(f"its name is '{self.info.name}'")
             self.origin = plain(attrs["origin"])

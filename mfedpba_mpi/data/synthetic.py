@@ -24,7 +24,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.sparse import coo_matrix, csr_matrix
 
+from mfedpba_mpi.console import count
 from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, Modality
+from mfedpba_mpi.data.scratch import Scratch
 from mfedpba_mpi.data.store import FeatureStore, Values, write_store
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import unknown
@@ -60,8 +62,9 @@ def free_form(samples: int, classes: int, dims: tuple[int, ...]) -> Dataset:
     """A set of any shape, all dense; the types go round I, L, A, T, so that every extractor family has its turn."""
     if samples < classes or classes < 2 or not dims or min(dims) < 1:
         raise UserError(
-            f"synthetic: {samples} samples, {classes} classes and widths {','.join(map(str, dims)) or 'none'} make no "
-            "dataset; at least 2 classes, one sample for each, and widths of at least 1 are needed"
+            f"synthetic: {count(samples, 'sample')}, {count(classes, 'class', 'classes')} and widths "
+            f"{','.join(map(str, dims)) or 'none'} make no dataset; at least 2 classes, one sample for each, and "
+            "widths of at least 1 are needed"
         )
     types = list(TYPES)
     modalities = tuple(Modality(f"M{m + 1}", types[m % len(types)], width) for m, width in enumerate(dims))
@@ -149,15 +152,18 @@ def write_synthetic(info: Dataset, path: Path, seed: int = 0) -> None:
     write_store(path, info, labels, values, "synthetic", _provenance(info, seed))
 
 
-def ensure_synthetic(info: Dataset, data_dir: Path) -> Path:
+def ensure_synthetic(info: Dataset, scratch: Scratch) -> Path:
     """The file of the stand-in, made where it is missing, unreadable, or from other constants than today's."""
-    path = Path(data_dir) / "synthetic" / f"{cache_name(info)}.h5"
-    try:
-        store = FeatureStore(path)
-        fresh = store.provenance == _provenance(info, 0) and store.info == info
-    except UserError:
-        fresh = False
-    if not fresh:
+
+    def is_fresh(path: Path) -> bool:
+        try:
+            store = FeatureStore(path)
+        except UserError:
+            return False
+        return store.provenance == _provenance(info, 0) and store.info == info
+
+    path, there = scratch.find(f"synthetic/{cache_name(info)}.h5", is_fresh)
+    if not there:
         write_synthetic(info, path)
     return path
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,12 +24,13 @@ from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError, UserError
+from mfedpba_mpi.methods.state import Stateful
 from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.descent import descend
 from mfedpba_mpi.models.inputs import modality_rows
-from mfedpba_mpi.rng import generator, torch_seed
+from mfedpba_mpi.rng import generator, seeded
 
 LEAST_FOR_BATCHNORM = 4  # see `Client.epoch`
 EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
@@ -92,22 +92,20 @@ class Problem:
         return shared
 
 
-@contextmanager
-def torch_stream(seed: int, purpose: str, *key: int) -> Iterator[None]:
-    """What torch draws in here comes from the stream (seed, purpose, *key), see `rng`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, purpose, *key))
-        yield
-
-
-class Client(ABC):
+class Client(Stateful, ABC):
     """A client's data, network and local training; a method adds its loss and its messages.
 
-    What a method trains besides extractors and classifier it adds to `model`, so that it belongs to the client's state.
+    What a method trains besides extractors and classifier it adds to `model`. Anything else that later rounds depend on
+    is an attribute that it lists in `persistent`, see `state`.
     `terms` name what its loss is made of, in the order of `Loss.means`; they are logged as /rounds/loss_<term>.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("ce",)
+    persistent: ClassVar[tuple[str, ...]] = ("model", "predicted")
+    transient: ClassVar[tuple[str, ...]] = (
+        "k", "problem", "device", "spec", "config", "params", "train_rows", "train_labels", "test_rows", "test_labels",
+        "losses", "gradient_norm2",
+    )  # fmt: skip
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         self.k, self.problem, self.device = k, problem, device
@@ -115,7 +113,7 @@ class Client(ABC):
         self.config = config = problem.config
         self.params: Any = config.params
         modalities = [problem.info.modalities[m] for m in self.spec.modalities]
-        with torch_stream(config.seed, "weights", k):
+        with seeded(config.seed, "weights", k):
             self.model = ClientModel(
                 modalities, self.spec.architectures, problem.d, problem.C, config.fusion, config.init
             ).to(device)  # fmt: skip
@@ -124,10 +122,11 @@ class Client(ABC):
         train, test = np.arange(data.n_train), np.arange(data.n_train, len(labels))
         self.train_rows, self.train_labels = [x.take(train) for x in rows], labels[: data.n_train]
         self.test_rows, self.test_labels = [x.take(test) for x in rows], labels[data.n_train :]
+        self.predicted: Tensor | None = None  # (predictors, items, test rows), classes in the last evaluated round
         self.losses: dict[str, float] = {}
         self.gradient_norm2 = math.nan
 
-    def begin(self, inbox: Message) -> None:  # noqa: B027
+    def begin(self, inbox: Message) -> None:
         """Take up the server's first message, before round 1."""
 
     @abstractmethod
@@ -142,17 +141,20 @@ class Client(ABC):
         return [self.model.logits(Z).argmax(-1)]
 
     def evaluate(self, t: int, inbox: Message) -> list[int]:
-        """[items tested, correct ones by each of the method's `predictors`] of the test rows."""
-        counts: list[int] = []
-        for rows, Z in self.clean_pass(self.test_rows, len(self.test_labels)):
-            hits = [guess == self.test_labels[rows] for guess in self.predict(t, Z, inbox)]
-            found = [hits[0].numel(), *(int(hit.sum()) for hit in hits)]
-            counts = [a + b for a, b in zip(counts, found, strict=True)] if counts else found
-        return counts
+        """[items tested, correct ones by each of the method's `predictors`] of the test rows; keeps `predicted`."""
+        predicted = self.predict_rows(t, self.test_rows, inbox)
+        self.predicted = predicted.to(torch.uint8 if self.problem.C <= 256 else torch.int32)
+        return [predicted[0].numel(), *(predicted == self.test_labels).flatten(1).sum(1).tolist()]
+
+    def predict_rows(self, t: int, xs: Sequence[ModalityRows], inbox: Message) -> Tensor:
+        """Classes (predictors, items, n) of n rows."""
+        parts = [torch.stack(tuple(self.predict(t, Z, inbox))) for _, Z in self.clean_pass(xs, len(xs[0]))]
+        return torch.cat(parts, -1)
 
     def rates(self) -> tuple[float, Sequence[tuple[Sequence[nn.Parameter], float]]]:
         """The learning rate of the extractors, and groups of the other parameters that are trained, with theirs."""
-        others = [p for name, p in self.model.named_parameters() if not name.startswith("extractors.")]
+        named = self.model.named_parameters()
+        others = [p for name, p in named if p.requires_grad and not name.startswith("extractors.")]
         return self.config.lr, [(others, self.config.lr)]
 
     def epoch(self, t: int, number: int) -> Epoch:
@@ -224,8 +226,10 @@ class Client(ABC):
         return {"E": E / n, "I": logit_sum / n}
 
 
-class Server(ABC):
-    """The server's side of a method; its state persists over rounds."""
+class Server(Stateful, ABC):
+    """The server's side of a method; attributes that later rounds depend on are listed in `persistent`, see `state`."""
+
+    transient: ClassVar[tuple[str, ...]] = ("problem", "device", "params", "record", "warnings")
 
     def __init__(self, problem: Problem, device: torch.device):
         self.problem, self.device = problem, device
@@ -241,21 +245,8 @@ class Server(ABC):
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message | Mapping[int, Message]:
         """The reply to this phase's uploads (by client, ascending): one for all, or one for each client."""
 
-    def state(self) -> Mapping[str, Tensor]:
-        """Everything that persists over rounds, as it lives: `load_state` writes into it."""
-        return {}
-
-    @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up an earlier `state`."""
-        own = self.state()
-        if own.keys() != state.keys():
-            raise ValueError(f"the server's state has {sorted(own)}, not {sorted(state)}")
-        for name, value in own.items():
-            value.copy_(state[name])
-
     def final(self) -> Mapping[str, Tensor]:
-        """What of the `state` is shown in the log's /final, by its name there."""
+        """What of the state is shown in the log's /final, by its name there."""
         return {}
 
 

@@ -44,12 +44,12 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Method, Problem, Server, torch_stream
+from mfedpba_mpi.methods.base import Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedMobile as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
-from mfedpba_mpi.rng import generator, torch_seed
+from mfedpba_mpi.rng import generator, seeded, torch_seed
 
 _COALITIONS = 64  # valued at a time; fixed, since bits could depend on it
 _LEARNED = ("B1", "c1", "B2", "c2", "bn_scale", "bn_shift")
@@ -116,7 +116,7 @@ class FedMobileClient(HeadClient):
         self.R: nn.Module | None = None
         if self.missing:
             d = problem.d
-            with torch_stream(self.config.seed, "reconstruction", k):
+            with seeded(self.config.seed, "reconstruction", k):
                 self.R = self.model.R = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d)).to(device)
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
@@ -227,6 +227,8 @@ class FedMobileServer(Server):
     """The generator and its distillation, the contributions, and the global classifier."""
 
     params: Params
+    persistent = ("head", "w", "moments", "steps", "taught")
+    transient = ("learned",)  # the memory of `w`
 
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
@@ -306,10 +308,6 @@ class FedMobileServer(Server):
         clusters = kmeans(updates.double().cpu().numpy(), min(self.params.clusters, len(n)), rng)
         phi = shapley(utilities(W, b, n, clusters, v, y))
         return (phi / np.bincount(clusters))[clusters]
-
-    def state(self) -> Mapping[str, Tensor]:
-        adam = {"moments": self.moments, "steps": self.steps}
-        return {**self.head.state_dict(), **self.w, **adam, "taught": self.taught}
 
 
 class FedMobile(Method):

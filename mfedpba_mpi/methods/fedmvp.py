@@ -45,11 +45,11 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Method, Problem, Server, torch_stream
+from mfedpba_mpi.methods.base import Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedMVP as Params
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
-from mfedpba_mpi.rng import torch_seed
+from mfedpba_mpi.rng import seeded, torch_seed
 
 Completion = Callable[[Tensor], Tensor]
 
@@ -82,7 +82,7 @@ class FedMVPClient(HeadClient):
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
         self.completes = self.params.completion and len(self.spec.modalities) < problem.M
-        with torch_stream(self.config.seed, "joint", k):
+        with seeded(self.config.seed, "joint", k):
             self.joint, self.A = Joint(problem.d).to(device), nn.Linear(problem.d, problem.d).to(device)
         self.model.joint = self.joint
         if self.params.alpha:  # only L_MCM trains A

@@ -38,11 +38,11 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server, torch_stream
+from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
 from mfedpba_mpi.methods.catalog import FedPall as Params
 from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
-from mfedpba_mpi.rng import generator
+from mfedpba_mpi.rng import generator, seeded
 
 _EPS = 1e-5  # of BatchNorm
 
@@ -52,6 +52,7 @@ class FedPallClient(HeadClient):
 
     params: Params
     terms = ("ce", "adv", "nce")
+    transient = ("z", "p")
 
     z: Tensor  # (items, n_k, d), from phase A to phase B of a round
     p: Tensor  # (C, d), its class means; rows of absent classes mean nothing
@@ -156,7 +157,7 @@ def discriminator_shapes(problem: Problem, h: int) -> dict[str, tuple[int, ...]]
 def draw_discriminator(problem: Problem, h: int, device: torch.device) -> dict[str, Tensor]:
     """The common start of a run, drawn as PyTorch draws such layers; what is trained requires gradients."""
     D: dict[str, Tensor] = {}
-    with torch_stream(problem.config.seed, "discriminator"):
+    with seeded(problem.config.seed, "discriminator"):
         for name, shape in discriminator_shapes(problem, h).items():
             if name.startswith("D_W"):
                 start = nn.Linear(shape[1], shape[0], bias=False).weight.detach()
@@ -184,15 +185,17 @@ class FedPallServer(Server):
     """The global prototypes; classifier h_G and discriminator D, which persist with the momentum of their SGD."""
 
     params: Params
+    persistent = ("weights", "velocity")
 
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
         head, D = draw_head(problem, device), draw_discriminator(problem, self.params.disc_hidden, device)
         self.weights: dict[str, Tensor] = {"W": head.weight, "b": head.bias, **D}
-        trained = {"ce": ["W", "b"], "disc": [name for name in D if D[name].requires_grad]}
+        self.trained = {"ce": ["W", "b"], "disc": [name for name in D if D[name].requires_grad]}
         self.velocity = {
-            term: {name: torch.zeros_like(self.weights[name], requires_grad=False) for name in names}
-            for term, names in trained.items()
+            f"{name}_velocity": torch.zeros_like(self.weights[name], requires_grad=False)
+            for names in self.trained.values()
+            for name in names
         }
         counts = [items_per_sample(problem, c) * torch.from_numpy(c.counts) for c in problem.clients]
         self.n = torch.stack(counts).to(device, torch.float32)  # (K, C)
@@ -243,8 +246,8 @@ class FedPallServer(Server):
         config = self.problem.config
         least = min(LEAST_FOR_BATCHNORM, config.batch_size) if network is discriminate else 1
         lr = self.params.server_lr or config.lr
-        velocity = list(self.velocity[term].values())
-        parameters = [self.weights[name] for name in self.velocity[term]]
+        velocity = [self.velocity[f"{name}_velocity"] for name in self.trained[term]]
+        parameters = [self.weights[name] for name in self.trained[term]]
         total, steps = torch.zeros((), device=self.device), 0
         for epoch in range(self.params.server_epochs):
             order = generator(config.seed, f"server {term}", t, epoch).permutation(len(pool[0]))
@@ -266,10 +269,6 @@ class FedPallServer(Server):
         if not math.isfinite(value) or not all(bool(x.isfinite().all()) for x in parameters):
             raise RunError(f"server, round {t}: L_{term} or what it trains is not finite ({value}); lower server_lr")
         return value
-
-    def state(self) -> Mapping[str, Tensor]:
-        weights = {name: w.detach() for name, w in self.weights.items()}
-        return weights | {f"{name}_velocity": u for group in self.velocity.values() for name, u in group.items()}
 
 
 def items_per_sample(problem: Problem, client: ClientSpec) -> int:

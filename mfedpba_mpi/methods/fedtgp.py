@@ -35,10 +35,10 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.comm.wire import Message
 from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Problem, Server, torch_stream
+from mfedpba_mpi.methods.base import Problem, Server
 from mfedpba_mpi.methods.catalog import FedTGP as Params
 from mfedpba_mpi.methods.fedproto import EXACT, FedProto, average_prototypes
-from mfedpba_mpi.rng import generator
+from mfedpba_mpi.rng import generator, seeded
 
 
 class TrainablePrototypes(nn.Module):
@@ -98,11 +98,12 @@ class FedTGPServer(Server):
     """The trainable prototypes and their training."""
 
     params: Params
+    persistent = ("network",)
 
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
         config = problem.config
-        with torch_stream(config.seed, "server"):
+        with seeded(config.seed, "server"):
             self.network = TrainablePrototypes(problem.C, problem.d, self.params.hidden or problem.d).to(device)
         self.shared = problem.shared(device)  # (K, C)
         self.lr = config.lr if self.params.server_lr is None else self.params.server_lr
@@ -135,9 +136,6 @@ class FedTGPServer(Server):
         if not math.isfinite(loss):
             raise RunError(f"server, round {t}: L_tgp is not finite ({loss}); lower server_lr")
         return loss
-
-    def state(self) -> Mapping[str, Tensor]:
-        return self.network.state_dict()
 
 
 class FedTGP(FedProto):

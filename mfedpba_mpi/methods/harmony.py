@@ -103,6 +103,7 @@ class HarmonyClient(Client):
     """
 
     params: Params
+    transient = ("stage",)
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
@@ -164,8 +165,9 @@ class HarmonyClient(Client):
 
     @torch.no_grad()
     def _theta(self) -> list[Tensor]:
-        """theta^m_k of each owned modality, the extractor's parameters as one vector."""
-        return [torch.cat([p.flatten() for p in f.parameters()]) for f in self.model.extractors]
+        """theta^m_k of each owned modality, the extractor's parameters (if it has any) as one vector."""
+        none = torch.zeros(0, device=self.device)
+        return [torch.cat([none, *(p.flatten() for p in f.parameters())]) for f in self.model.extractors]
 
     def _bias(self) -> Tensor:
         """b^m_k = 1 - cos(theta, theta_init) = |u - u_init|^2 / 2 of the unit vectors, (|M_k|,).

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mfedpba_mpi.comm.wire import Message
-from mfedpba_mpi.methods.base import Client, Problem, torch_stream
+from mfedpba_mpi.methods.base import Client, Problem
+from mfedpba_mpi.rng import seeded
 
 
 def head_shapes(problem: Problem, *leading: int) -> dict[str, tuple[int, ...]]:
@@ -37,7 +38,7 @@ class HeadClient(Client):
 
 def draw_head(problem: Problem, device: torch.device) -> nn.Linear:
     """The common start of a run, drawn as PyTorch draws a Linear layer."""
-    with torch_stream(problem.config.seed, "head"):
+    with seeded(problem.config.seed, "head"):
         return nn.Linear(problem.d, problem.C).to(device)
 
 

@@ -19,6 +19,7 @@ from mfedpba_mpi.alignment.autoencoder import PrototypeAutoencoder, PrototypeBat
 from mfedpba_mpi.alignment.gromov import StructureAlignment
 from mfedpba_mpi.alignment.losses import aggregate_logits, contrastive_loss, reconstruction_loss
 from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.console import count
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Client, Method, Problem, Server
@@ -170,6 +171,8 @@ class MFedPBAServer(Server):
     """The prototype optimiser: autoencoder, its optimisation, and the warm transport plans."""
 
     params: Params
+    persistent = ("autoencoder", "alignment")
+    transient = ("_warned",)
 
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
@@ -243,8 +246,9 @@ class MFedPBAServer(Server):
         for i in (alone > OFTEN * shared.sum(1)).nonzero().flatten().tolist():
             self._warn(
                 ("weights", clients[i]),
-                f"client {clients[i]} alone makes I_G in {alone[i]} of its {shared[i].sum()} classes: weights by "
-                "entropy trust the surest, also one that has diverged; --equal-average trusts all alike",
+                f"client {clients[i]} alone makes I_G in {alone[i]} of its "
+                f"{count(int(shared[i].sum()), 'class', 'classes')}: weights by entropy trust the surest, also one "
+                "that has diverged; --equal-average trusts all alike",
             )
 
     def _note_plans(self, residuals: Tensor, iterations: Tensor) -> None:
@@ -271,17 +275,9 @@ class MFedPBAServer(Server):
             self._warned.add(about)
             self.warnings.append(words)
 
-    def state(self) -> Mapping[str, Tensor]:
-        return {**self.autoencoder.state_dict(), **self.alignment.state()}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        weights = self.autoencoder.state_dict().keys()
-        self.autoencoder.load_state_dict({name: state[name] for name in weights})
-        self.alignment.load_state({name: value for name, value in state.items() if name not in weights})
-
     def final(self) -> Mapping[str, Tensor]:
         """L_align's plans (M, C, C), from the classes of I_G to those of P_G^m; NaN at absent ones."""
-        state = self.alignment.state()
+        state = self.alignment.state_dict()
         if not state:  # L_align was left out
             return {}
         present = state["present"]

@@ -49,7 +49,7 @@ class GradientNorm:
 
     def __init__(self, client: Client):
         lr, others = client.rates()
-        groups = [(list(client.model.extractors.parameters()), lr), *others]
+        groups = [([p for p in client.model.extractors.parameters() if p.requires_grad], lr), *others]
         self.groups = [(list(parameters), rate) for parameters, rate in groups if rate]
         self.total, self.steps = torch.zeros((), dtype=torch.float64, device=client.device), 0
 
@@ -101,7 +101,7 @@ class AutogradLoss(Loss):
     def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         with torch.enable_grad():
             loss, terms = self.function(number, rows, Z.requires_grad_())
-            gZ, *gradients = torch.autograd.grad(loss, [Z, *self.parameters])
+            gZ, *gradients = torch.autograd.grad(loss, [Z, *self.parameters], materialize_grads=True)
         for group, lr in self.groups:
             sgd_step(group, gradients[: len(group)], lr)
             del gradients[: len(group)]
@@ -119,8 +119,9 @@ class HeadLoss(Loss):
         self.model, self.epoch = client.model, epoch
         ((parameters, self.lr),) = client.rates()[1]
         head = self.model.classifier
-        if len(parameters) != len(list(head.parameters())):
-            raise TypeError(f"{type(self).__name__} trains the classifier alone; for more there is AutogradLoss")
+        self.trains = bool(parameters)  # or all is frozen
+        if self.trains and {*parameters} != {*head.parameters()}:
+            raise TypeError(f"{type(self).__name__} trains the whole classifier and nothing else; use AutogradLoss")
         self.W, self.b = head.weight.detach(), head.bias.detach()
         self.W_t = self.W.t()
         self.Y = F.one_hot(epoch.y, client.problem.C).to(self.W.dtype)
@@ -136,7 +137,8 @@ class HeadLoss(Loss):
         g = logits.softmax(-1).sub_(self.Y[rows]).div_(flat.shape[0])
         g = self.on_logits(number, rows, logits, g).flatten(0, 1)
         gz = self.on_fused(number, rows, z, g.mm(self.W).view_as(z))
-        step_linear(self.W, self.b, flat, g, self.lr)
+        if self.trains:
+            step_linear(self.W, self.b, flat, g, self.lr)
         return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
 
     def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
@@ -174,4 +176,5 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 @torch.no_grad()
 def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
     """w <- w - lr g."""
-    torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
+    if parameters:
+        torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)

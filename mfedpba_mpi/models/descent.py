@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.backends import mkldnn
 
-from mfedpba_mpi.models.extractors import Extractor, Flat, Fold, Parallel, ResidualBlock, SparseLinear
+from mfedpba_mpi.models.architecture import SHIPPED
+from mfedpba_mpi.models.extractors import BUILDERS, Flat, Fold, Parallel, ResidualBlock, SparseLinear
 from mfedpba_mpi.models.inputs import SparseRows
 
 aten = torch.ops.aten
 relu_backward = aten.threshold_backward.grad_input
+OURS = {BUILDERS[family] for family in SHIPPED}
 SMALL = 3000  # places of a convolution's output, below which PyTorch's own backward pass is faster than oneDNN's
 
 
@@ -41,7 +43,7 @@ class Pass(ABC):
     """One layer's way forth and back."""
 
     by_hand = True  # without autograd
-    learns = True  # whether there are weights
+    learns = True  # whether there are weights to train
 
     def __init__(self, layer: Any):
         self.layer = layer
@@ -235,22 +237,29 @@ class ResidualPass(Pass):
 
 
 class AutogradPass(Pass):
-    """Any module, by autograd."""
+    """Any module, by autograd: as in plain PyTorch, parameters that are frozen or without a gradient stay.
+
+    `inside` a chain layers before it may want the gradient of its input.
+    """
 
     by_hand = False
 
-    def __init__(self, layer: nn.Module):
-        self.layer, self.weights = layer, list(layer.parameters())
+    def __init__(self, layer: nn.Module, inside: bool = True):
+        self.layer, self.inside = layer, inside
+        self.weights = [p for p in layer.parameters() if p.requires_grad]
         self.learns = bool(self.weights)
 
     def forward(self, x: Any) -> Tensor:
-        with torch.enable_grad():
-            self.x = x.detach().requires_grad_() if isinstance(x, Tensor) else x
+        with torch.set_grad_enabled(self.inside or self.learns):
+            self.x = x.detach().requires_grad_() if self.inside and isinstance(x, Tensor) else x
             self.y = self.layer(self.x)
         return self.y.detach()
 
     def backward(self, g: Tensor, lr: float, further: bool) -> Tensor:
-        gradients = torch.autograd.grad(self.y, [*self.weights, *([self.x] if further else [])], g)
+        if not self.y.requires_grad:  # the module has cut it off
+            return torch.zeros_like(self.x) if further else g
+        wanted = [*self.weights, *([self.x] if further else [])]
+        gradients = torch.autograd.grad(self.y, wanted, g, materialize_grads=True)
         for w, gw in zip(self.weights, gradients, strict=not further):
             w.sub_(gw, alpha=lr)
         return gradients[-1] if further else g
@@ -284,5 +293,11 @@ PASSES: dict[type[nn.Module], Callable[[Any], Pass]] = {
 
 
 def descend(extractor: nn.Module) -> Pass:
-    """The way through an extractor, on its weights as they lie now; by autograd through one that is not ours."""
-    return Chain(extractor) if isinstance(extractor, Extractor) else AutogradPass(extractor)
+    """The way through an extractor, on its weights as they lie now.
+
+    By hand through ours, where every parameter is trained and has one place; by autograd through any other.
+    """
+    weights = [p for _, p in extractor.named_parameters(remove_duplicate=False)]
+    if type(extractor) in OURS and all(p.requires_grad for p in weights) and len(weights) == len({*weights}):
+        return Chain(extractor)  # type: ignore[arg-type]
+    return AutogradPass(extractor, inside=False)

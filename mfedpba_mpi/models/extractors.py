@@ -6,11 +6,13 @@ ReLU: the result is the same and the ReLU has less to do. Pooling windows do not
 where the lengths do not divide, and its CUDA backward is not deterministic).
 
 Weights start as PyTorch starts them, but for convolutions: stacks of those fade the signal so much that at depth 4 or 5
-they stay at chance under plain SGD, so they start by He's rule.
+they stay at chance under plain SGD, so they start by He's rule. Families that users register keep the weights their
+builder gave them.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -18,8 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mfedpba_mpi.data.catalog import Modality
-from mfedpba_mpi.models.architecture import FAMILIES, Architecture, Convolution, convolutions, flat_width, image_shape
+from mfedpba_mpi.data.catalog import TYPES, Modality
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.models.architecture import (
+    FAMILIES,
+    SHIPPED,
+    Architecture,
+    Convolution,
+    convolutions,
+    flat_width,
+    image_shape,
+)
 from mfedpba_mpi.models.inputs import SparseRows
 
 OUTPUT_SCALE = 0.2  # of the last layer's weights under He's rule, relative to PyTorch's default
@@ -168,21 +179,25 @@ BUILDERS: dict[str, Builder] = {
 }
 
 
-SHIPPED = tuple(BUILDERS)
-
-
 def register(family: str, types: str, builder: Builder) -> None:
     """Make a family of extractors of your own known, for modalities of these types (letters of I, L, A, T).
 
-    From then on it is among those that networks are drawn from; ``--families`` says which. See examples/.
+    Networks are drawn from it where ``--families`` names it, and only there. See examples/.
     """
     if family in SHIPPED:
         raise ValueError(f"{family} comes with the program; call yours something else")
+    if not types or not set(types) <= set(TYPES):
+        raise ValueError(f"{family}: types are letters of {''.join(TYPES)}, not {types!r}")
     FAMILIES[family], BUILDERS[family] = types, builder
 
 
 def build_extractor(architecture: Architecture, modality: Modality, d: int, init: str = "pytorch") -> nn.Module:
-    """The extractor f of a modality: (B, width) tensor, or SparseRows where the modality is sparse -> (B, d)."""
+    """The extractor f of a modality: (B, width) tensor, or SparseRows where the modality is sparse -> (B, d).
+
+    `init` is for the shipped families; any other keeps the weights that its builder gave it.
+    """
+    if architecture.family not in SHIPPED:
+        return _build_own(architecture, modality, d)
     extractor = BUILDERS[architecture.family](architecture, modality, d)
     if init == "he":
         initialise_by_he(extractor)
@@ -191,6 +206,44 @@ def build_extractor(architecture: Architecture, modality: Modality, d: int, init
             if isinstance(layer, nn.Conv2d):
                 _he(layer)
     return extractor
+
+
+def _build_own(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
+    """What a registered builder makes, tried on a few rows; a copy, since the builder may return one module twice."""
+    try:
+        module = BUILDERS[architecture.family](architecture, modality, d)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"the builder must return an nn.Module, not {type(module).__name__}")
+        for name, parameter in module.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise UserError(f"{name} has no shape yet; use a layer that is not lazy (modality.width is known)")
+        module = copy.deepcopy(module)
+        for rows in (3, 1):  # the last batch may have one
+            _try(copy.deepcopy(module).cpu().eval(), modality, rows, d)
+    except Exception as error:
+        error.add_note(f"extractor family {architecture.family}, modality {modality.name}")
+        raise
+    return module
+
+
+@torch.no_grad()
+def _try(module: nn.Module, modality: Modality, rows: int, d: int) -> None:
+    """Refuse a module whose output is not float32 (rows, d), or that changes its input, which later rounds read."""
+    x: Tensor | SparseRows = torch.linspace(-1, 1, rows * modality.width).view(rows, -1)
+    if modality.sparse:
+        offsets = torch.arange(rows + 1)
+        x = SparseRows(torch.zeros(rows).long(), torch.ones(rows), offsets, modality.width, offsets.numpy())
+    values = x.values if isinstance(x, SparseRows) else x
+    before = values.clone()
+    with torch.random.fork_rng(devices=[]):
+        y = module(x)
+    shape = f"{str(y.dtype).removeprefix('torch.')} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+    if shape != f"float32 {(rows, d)}":
+        raise UserError(
+            f"the output must have shape (B, d): for {rows} x {modality.width} inputs float32 {(rows, d)}, not {shape}"
+        )
+    if not torch.equal(values, before):
+        raise UserError("forward changes its input in place; let it work on a copy, x.clone()")
 
 
 def _he(layer: nn.Module) -> None:

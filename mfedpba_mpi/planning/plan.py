@@ -24,6 +24,7 @@ import numpy as np
 from mfedpba_mpi.comm.launcher import given_cores
 from mfedpba_mpi.comm.placement import place
 from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.console import count
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.data.store import FeatureStore, locate
@@ -32,7 +33,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.base import EVALUATION_ROWS, Method, Problem
 from mfedpba_mpi.methods.catalog import load_method
 from mfedpba_mpi.models.architecture import NONZEROS, convolutions, weights
-from mfedpba_mpi.planning.calibration import Rates, calibrate
+from mfedpba_mpi.planning.calibration import Rates, calibrate, process_bytes
 from mfedpba_mpi.preparing import cost, draw_partition, draw_problem
 
 NETWORK = 1.25e9  # bytes a second between nodes, 10 Gbit/s: an assumption
@@ -57,7 +58,7 @@ class Machine:
             raise UserError(f"gpus: {self.gpus} is out of range; allowed: >= 0")
         if self.nodes > self.ranks:
             raise UserError(
-                f"nodes: {self.nodes} nodes for {self.ranks} ranks leave some empty; use at most one a rank"
+                f"nodes: {self.nodes} nodes for {count(self.ranks, 'rank')} leave some empty; use at most one a rank"
             )
 
     @property
@@ -87,9 +88,17 @@ class Plan:
     last_down: int
 
 
-def make_plan(config: RunConfig, data_dir: Path, ranks: int = 0, nodes: int = 1, cores: int = 0, gpus: int = 0) -> Plan:
+def make_plan(
+    config: RunConfig,
+    data_dir: Path,
+    ranks: int | None = None,
+    nodes: int = 1,
+    cores: int | None = None,
+    gpus: int = 0,
+) -> Plan:
     """Plan `config`; by default on K + 1 ranks of a node like this one."""
-    machine = Machine(ranks or config.clients + 1, nodes, cores or len(given_cores()), gpus)
+    ranks = config.clients + 1 if ranks is None else ranks
+    machine = Machine(ranks, nodes, len(given_cores()) if cores is None else cores, gpus)
     if config.device == "cuda" and not gpus:
         raise UserError("device: cuda needs GPUs; say how many a node has with --gpus")
     problem = imagine(config, data_dir)
@@ -108,6 +117,16 @@ def make_plan(config: RunConfig, data_dir: Path, ranks: int = 0, nodes: int = 1,
     )  # fmt: skip
     memory = [rank_bytes(problem, rates.process, rank, clients, up) for rank, clients in enumerate(placed)]
     return Plan(problem, machine, placed, rates, memory, seconds, up, down, last_up, last_down)
+
+
+def node_bytes(config: RunConfig, data_dir: Path, ranks: int, nodes: int = 1) -> float:
+    """Peak resident bytes on the fullest of some nodes; without calibration."""
+    process = process_bytes()
+    problem = imagine(config, data_dir)
+    up, _ = payload(load_method(config.method)(problem), config.rounds)
+    placed = place([cost(problem, k) for k in range(problem.K)], ranks)
+    memory = [rank_bytes(problem, process, rank, clients, up) for rank, clients in enumerate(placed)]
+    return float(max(node.sum() for node in Machine(ranks, min(nodes, ranks)).by_node(memory)))
 
 
 def imagine(config: RunConfig, data_dir: Path) -> Problem:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mfedpba_mpi.comm.devices import pick
 from mfedpba_mpi.console import bytes_of, count, duration, table
+from mfedpba_mpi.planning.disk import disk_of
 from mfedpba_mpi.planning.plan import NETWORK, Plan, activation_bytes, client_bytes
 
 CUDA_BYTES = 500e6  # of a process, for its CUDA context: an assumption
@@ -20,11 +21,12 @@ def report(plan: Plan) -> Iterator[str | Table]:
     problem, machine, config = plan.problem, plan.machine, plan.problem.config
     working = [r for r, clients in enumerate(plan.ranks) if clients or r == 0]
     yield (
-        f"{config.method} on {problem.info.name}: {problem.K} clients on {count(machine.ranks, 'rank')}, "
+        f"{config.method} on {problem.info.name}: {count(problem.K, 'client')} on {count(machine.ranks, 'rank')}, "
         f"{count(machine.nodes, 'node')} of {count(machine.cores, 'core')} and {count(machine.gpus, 'GPU')} each"
     )
     if len(working) < machine.ranks:
-        yield f"{machine.ranks - len(working)} of the ranks have nothing to do: {problem.K + 1} ranks would do"
+        spare = machine.ranks - len(working)
+        yield f"{count(spare, 'rank')} {'has' if spare == 1 else 'have'} nothing to do: {problem.K + 1} ranks would do"
     rows = []
     for node, memory in enumerate(machine.by_node(plan.memory)):
         first = node * machine.per_node
@@ -50,8 +52,13 @@ def report(plan: Plan) -> Iterator[str | Table]:
     else:
         total = f"{duration(plan.seconds * config.rounds)} for {count(config.rounds, 'round')}"
         yield f"time: {plan.seconds:.3g} s a round, {total}"
+    disk = disk_of(problem)
     yield (
-        f"measured here, on this machine's cores: {plan.rates.sampled} of {problem.K} clients, the server "
+        f"disk: log {bytes_of(disk.log)}, a checkpoint {bytes_of(disk.checkpoint)} (two while the run goes, one "
+        f"when it is complete), shards {bytes_of(disk.shards)} (runs with the same partition share them)"
+    )
+    yield (
+        f"measured here, on this machine's cores: {plan.rates.sampled} of {count(problem.K, 'client')}, the server "
         f"({plan.rates.server:.2g} s a round), packing ({plan.rates.packing:.1g} s), a process "
         f"({plan.rates.process / 1e6:.0f} MB)"
     )
@@ -78,4 +85,4 @@ def _gpu_bytes(plan: Plan, node: int) -> float:
 def _few(rows: list[tuple[Any, ...]], most: int = 8) -> list[tuple[Any, ...]]:
     if len(rows) <= most:
         return rows
-    return [*rows[: most - 1], ("...", f"{len(rows) - most} more nodes", "", "", "", ""), rows[-1]]
+    return [*rows[: most - 1], ("...", count(len(rows) - most, "more node"), "", "", "", ""), rows[-1]]

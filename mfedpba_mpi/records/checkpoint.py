@@ -4,13 +4,14 @@
 
     OUT/checkpoints/round-00000012/
         manifest.json          round, configuration, fingerprint of the data, and size and SHA-256 of every file
-        rank-3.safetensors     client/<k>/model/<name>, client/<k>/inbox/<name> of the rank's clients
+        rank-3.safetensors     client/<k>/state/<name>, client/<k>/inbox/<name> of the rank's clients
         server.safetensors     server/<name>, news/<name>: the server's state, what it last sent to all
         log.h5                 the run's log so far
 
 Every rank writes its own file into a directory that nobody looks at, to the disk; rank 0 adds the manifest and renames
 the directory: that is the moment at which the checkpoint exists. The last two are kept, so that a damaged one has a
-predecessor. Random streams are keyed by the round (see `rng`), so there is no generator to save.
+predecessor; a complete run keeps one, to be extended from (see `prune`). Random streams are keyed by the round (see
+`rng`), so there is no generator to save.
 """
 
 from __future__ import annotations
@@ -38,36 +39,37 @@ from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import FAILED, Ended, UserError
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME
 
-FORMAT, VERSION = "mfedpba-checkpoint", 1
+FORMAT, VERSION = "mfedpba-checkpoint", 2
 GENERATIONS = 2
+KEEP = {"last": 1, "all": GENERATIONS, "none": 0}  # checkpoints of a complete run
 LONGEST, SHORTEST, SHARE = 300.0, 30.0, 0.02  # seconds between checkpoints by default, and their share of the time
 SERVER, LOG, MANIFEST = "server.safetensors", "log.h5", "manifest.json"
 _NAME = re.compile(r"(server|rank-\d+)\.safetensors|log\.h5")
 
 
 class Kept:
-    """A copy of a rank's state after its last finished round: clients' networks, messages, and the server's state."""
+    """A copy of a rank's state after its last finished round: that of its clients, messages, and the server's."""
 
     def __init__(self) -> None:
         self.round = 0
-        self.models: dict[int, dict[str, Tensor]] = {}
+        self.clients: dict[int, dict[str, Tensor]] = {}
         self.inbox: dict[int, Message] = {}
         self.news: Message = {}
         self.server: dict[str, Tensor] = {}
 
     def take(
-        self, t: int, models: Mapping[int, Message], inbox: Mapping[int, Message], news: Message, server: Message
+        self, t: int, clients: Mapping[int, Message], inbox: Mapping[int, Message], news: Message, server: Message
     ) -> None:
         """Make this the state after round `t`. Messages never change once they are there, so they are not copied."""
         self.round, self.inbox, self.news = t, dict(inbox), news
-        for k, model in models.items():
-            self.models[k] = _copied(model, self.models.get(k, {}))
+        for k, state in clients.items():
+            self.clients[k] = _copied(state, self.clients.get(k, {}))
         self.server = _copied(server, self.server)
 
 
 def _copied(living: Message, copies: dict[str, Tensor]) -> dict[str, Tensor]:
     """A copy of `living`, in the memory of an earlier one where that fits."""
-    if any(name not in copies or copies[name].shape != x.shape for name, x in living.items()):
+    if {n: (x.shape, x.dtype) for n, x in living.items()} != {n: (x.shape, x.dtype) for n, x in copies.items()}:
         return {name: x.detach().clone() for name, x in living.items()}
     for name, x in living.items():
         copies[name].copy_(x.detach())
@@ -82,11 +84,15 @@ class Checkpoints:
     directory : the run's.
     every : write one every so many rounds (0: by time alone).
     minutes : at the latest so long after the last one (None: five, and sooner where they are cheap).
+    keep : how many a complete run keeps, a name of `KEEP`.
+    resume : go on from what is there; otherwise it is removed when the run starts.
     """
 
-    def __init__(self, directory: Path, every: int = 0, minutes: float | None = None):
+    def __init__(
+        self, directory: Path, every: int = 0, minutes: float | None = None, keep: str = "last", resume: bool = True
+    ):
         self.run, self.path = directory, directory / CHECKPOINTS
-        self.every, self.minutes = every, minutes
+        self.every, self.minutes, self.keep, self.resume = every, minutes, keep, resume
         self.newest_round = 0
         self._cost, self._last = 0.0, time.monotonic()
 
@@ -99,8 +105,11 @@ class Checkpoints:
         pause = min(LONGEST, max(SHORTEST, self._cost / SHARE)) if self.minutes is None else 60 * self.minutes
         return time.monotonic() - self._last >= pause
 
-    def write(self, comm: Comm, state: Kept, config: RunConfig, fingerprint: str) -> None:
-        """Make `state` the newest checkpoint; on every rank, and all of them end where one cannot write."""
+    def write(self, comm: Comm, state: Kept, config: RunConfig, about: Mapping[str, str]) -> None:
+        """Make `state` the newest checkpoint; on every rank, and all of them end where one cannot write.
+
+        `about` is what the manifest says of the run beside its configuration, see `Saved.about`.
+        """
         if state.round == self.newest_round:
             return
         began = time.monotonic()
@@ -114,8 +123,7 @@ class Checkpoints:
                 files = {name: about for report in reports for name, about in report.items()}
                 body = {
                     "format": FORMAT, "version": VERSION, "round": state.round, "config": config.as_dict(),
-                    "data_fingerprint": fingerprint, "program": __version__, "torch": str(torch.__version__),
-                    "files": files,
+                    "program": __version__, "about": dict(about), "files": files,
                 }  # fmt: skip
                 trouble = json.loads(_attempt(lambda: self._publish(part, place, body))).get("error", "")
         trouble = comm.share(trouble)
@@ -132,13 +140,13 @@ class Checkpoints:
         """Write this rank's files, to the disk; their sizes and digests."""
         part.mkdir(parents=True, exist_ok=True)
         made = {}
-        if state.models:
+        if state.clients:
             path = part / f"rank-{comm.rank}.safetensors"
             heard = {k: _heard(inbox, state.news) for k, inbox in state.inbox.items()}
-            tensors = {f"client/{k}/model/{n}": x for k, model in state.models.items() for n, x in model.items()}
+            tensors = {f"client/{k}/state/{n}": x for k, own in state.clients.items() for n, x in own.items()}
             for k, inbox in state.inbox.items():
                 tensors |= {f"client/{k}/inbox/{n}": x for n, x in inbox.items() if n not in heard[k]}
-            made[path.name] = {**_save(path, tensors, {"heard": json.dumps(heard)}), "clients": list(state.models)}
+            made[path.name] = {**_save(path, tensors, {"heard": json.dumps(heard)}), "clients": list(state.clients)}
         if comm.is_server:
             path = part / SERVER
             tensors = {f"server/{n}": x for n, x in state.server.items()}
@@ -169,10 +177,16 @@ class Checkpoints:
         found = [path for path in self.path.glob("round-*") if re.fullmatch(r"round-\d{8}", path.name)]
         return sorted(found, reverse=True)
 
-    def clear(self) -> None:
-        """Forget all checkpoints; on rank 0."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
+    def prune(self, keep: str) -> None:
+        """Keep what a complete run is to keep, and forget the rest; on rank 0, when the log says complete."""
+        for spare in (*self._places()[KEEP[keep] :], *self._parts()):
+            shutil.rmtree(spare, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rmdir()  # where it is empty
+
+    def _parts(self) -> list[Path]:
+        """What checkpoints that were never finished have left."""
+        return list(self.path.glob(".round-*.part"))
 
     def manifests(self) -> Iterator[Saved]:
         """All checkpoints with a sound manifest, the newest first; their files are not looked at."""
@@ -184,7 +198,10 @@ class Checkpoints:
         """The newest sound checkpoint, checked by rank 0, on every rank; None where there is none."""
         found = ""
         if comm.is_server:
-            for stale in self.path.glob(".round-*.part"):
+            if not self.resume and self.path.exists():
+                shutil.rmtree(self.path)
+            self.resume = True  # also where a rank dies and the others go on
+            for stale in self._parts():
                 shutil.rmtree(stale, ignore_errors=True)
             places = self._places()
             for place in places:
@@ -205,7 +222,11 @@ class Checkpoints:
 
 
 class Saved:
-    """A checkpoint on disk. The manifest is read, and checked, at once; `check` looks at all the rest."""
+    """A checkpoint on disk. The manifest is read, and checked, at once; `check` looks at all the rest.
+
+    `about` says with what data (``data_fingerprint``, ``data_dir``), and with what ``torch``, ``numpy`` and ``cpu``, it
+    was made.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -216,9 +237,10 @@ class Saved:
             body = json.loads(outer["body"])
             if body["format"] != FORMAT or body["version"] != VERSION:
                 raise ValueError(f"version {body['version']} of its format, this program reads {VERSION}")
-            self.round, self.fingerprint = int(body["round"]), str(body["data_fingerprint"])
+            self.round, self.files = int(body["round"]), dict(body["files"])
             self.config: dict[str, Any] = body["config"]
-            self.torch, self.files = str(body["torch"]), dict(body["files"])
+            self.about: dict[str, str] = body["about"]
+            self.fingerprint, self.data_dir = str(self.about["data_fingerprint"]), str(self.about["data_dir"])
             if not all(_NAME.fullmatch(name) for name in self.files):
                 raise ValueError("it names files that are none of a checkpoint's")
 
@@ -245,15 +267,15 @@ class Saved:
         return parts["server"], parts["news"]
 
     def client(self, k: int) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-        """The network of client k, what it was sent, and the names of what it was sent last of all."""
+        """The state of client k, what it was sent, and the names of what it was sent last of all."""
         name = self._home[k]
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "inbox": {}}
+        parts: dict[str, dict[str, Tensor]] = {"state": {}, "inbox": {}}
         with _damage_named(self.path / name):
             file, keys, heard = self._opened(name)
             for key in keys[k]:
                 _, _, kind, tensor = key.split("/", 3)
                 parts[kind][tensor] = file.get_tensor(key).clone()
-            return parts["model"], parts["inbox"], heard[str(k)]
+            return parts["state"], parts["inbox"], heard[str(k)]
 
     @cached_property
     def _home(self) -> dict[int, str]:
@@ -293,7 +315,8 @@ def _name(t: int) -> str:
 
 _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
+    torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from mfedpba_mpi.data.catalog import printable
+from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import Run, mean_of_clients
 
@@ -110,6 +111,35 @@ def clients_frame(run: Run) -> pd.DataFrame:
         "accuracy": accuracy[known[-1]] if len(known) else np.full(K, np.nan),
     }
     return _finish(run, columns)
+
+
+def predictions_frame(run: Run) -> pd.DataFrame:
+    """One row a test item in the last round: client, row of the store, modality, true class and predicted class.
+
+    An item is a row, or with fusion "separate" a row and a modality, which is <NA> otherwise. Methods with several ways
+    to predict have a column ``predicted_<way>`` for each; `predicted` is the one that accuracies count.
+    """
+    if "predicted" not in run.final:
+        raise UserError(f"{run.path} holds no predictions: the run is not complete, or was made by an older version")
+    names = np.array([printable(name) for name in run.attributes["modalities"]], object)
+    part, start, columns = run.partition, 0, []
+    for k, items in enumerate(run.final["predicted_items"]):
+        test = slice(*part["test_offsets"][k : k + 2])
+        rows, labels = part["test_rows"][test], run.final["test_labels"][test]
+        owned = names[part["modalities"][k]] if run.attributes["config"]["fusion"] == "separate" else [pd.NA] * items
+        stop = start + items * len(rows)
+        columns.append((
+            np.full(stop - start, k), np.tile(rows, items), np.repeat(owned, len(rows)), np.tile(labels, items),
+            run.final["predicted"][:, start:stop],
+        ))  # fmt: skip
+        start = stop
+    clients, rows, modalities, labels, predicted = (np.concatenate(c, -1) for c in zip(*columns, strict=True))
+    frame = {"client": clients, "row": rows, "modality": pd.array(modalities, "str"), "true": labels.astype(int)}
+    frame["predicted"] = predicted[0].astype(int)
+    ways = run.final["predictors"]
+    if len(ways) > 1:
+        frame |= {f"predicted_{way}": values.astype(int) for way, values in zip(ways, predicted, strict=True)}
+    return _finish(run, frame)
 
 
 def axes_of(name: str, shape: tuple[int, ...], K: int, M: int) -> tuple[str, ...] | None:

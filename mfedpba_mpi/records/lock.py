@@ -16,6 +16,9 @@ from mfedpba_mpi.errors import UserError
 
 LOCK_NAME = ".lock"
 IN_USE = "is in use by"  # in what is said to those who come later
+_PATIENCE = 0.5  # seconds; `held` takes the lock for a moment
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")  # one kernel serves all who see it
+_SHARING = {"nfs": "local_lock=none", "nfs4": "local_lock=none", "lustre": "flock"}  # mounted with this option
 
 
 @contextmanager
@@ -37,17 +40,43 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def held(directory: Path) -> bool:
-    """Whether a living process holds the lock of a directory, as far as can be seen from here."""
+    """Whether a process holds the lock of a directory, as far as this host can see.
+
+    The lock is tried, since the owner's number says little: a killed process can stay as a zombie, its number can
+    belong to another process by now, and a container has numbers of its own.
+    """
     path = directory / LOCK_NAME
-    owner = owner_of(path)
-    if not owner or owner["host"] == socket.gethostname():
-        return bool(owner) and _alive(owner["pid"])
     try:
         with open(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no lock, or a file system without locks: all there is to go by is the name
+        owner = owner_of(path)
+        return bool(owner) and (owner["host"] != socket.gethostname() or _alive(owner["pid"]))
+
+
+def shares_locks(directory: Path) -> bool:
+    """Whether this host is known to see the locks that other hosts hold in a directory."""
+    try:
+        device = directory.stat().st_dev
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for mount in mounts:  # "36 35 98:0 / /mnt rw - ext4 /dev/sda rw": the third is the device
+        place, _, system = mount.partition(" - ")
+        if place.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+            kind, _, options = system.split(" ")
+            return kind in _LOCAL or _SHARING.get(kind) in options.split(",")
+    return False
+
+
+def refuse_held(directory: Path) -> None:
+    """Say who holds the lock of a directory, where a living process does."""
+    if held(directory):
+        path = directory / LOCK_NAME
+        raise _taken(path, owner_of(path))
 
 
 def _replace(descriptor: int, words: str) -> None:
@@ -60,16 +89,22 @@ def _replace(descriptor: int, words: str) -> None:
 
 
 def _take(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _taken(path, owner_of(path)) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            raise
-        owner = owner_of(path)  # a file system without locks: all there is to go by is the name
-        if owner and (owner["host"] != socket.gethostname() or _alive(owner["pid"])):
-            raise _taken(path, owner, " (if that process is no more, delete it)") from None
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise _taken(path, owner_of(path)) from None
+            time.sleep(0.01)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+            owner = owner_of(path)  # a file system without locks: all there is to go by is the name
+            if owner and (owner["host"] != socket.gethostname() or _alive(owner["pid"])):
+                raise _taken(path, owner, " (if that process is no more, delete it)") from None
+            return
 
 
 def _taken(path: Path, owner: dict[str, object], hint: str = "") -> UserError:

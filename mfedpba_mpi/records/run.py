@@ -1,13 +1,9 @@
-"""Reading a run back, finished or still going.
-
-A log is HDF5 behind a block of 512 bytes with the SHA-256 of all that follows (HDF5 knows such blocks; other programs
-need not care). So a damaged log is found out before HDF5, which can crash on one, has seen it.
-"""
+"""Reading a run back, finished or still going; `data/sealed.py` says how its log is kept from damage."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
+from mfedpba_mpi.console import count
+from mfedpba_mpi.data.partition import Partition
+from mfedpba_mpi.data.sealed import open_image
 from mfedpba_mpi.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LOG_NAME, CHECKPOINTS = "run.h5", "checkpoints"  # in a run's directory
-BLOCK = 512  # where HDF5 first looks for itself, after 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +44,7 @@ class Run:
     def __repr__(self) -> str:
         done, config = len(self.rounds.get("tested", ())), self.attributes["config"]
         what = f"{self.attributes['label']} on {self.attributes['dataset']}{self.remark}"
-        return f"<Run {self.path.parent}: {what}, {self.status} after {done} of {config['rounds']} rounds>"
+        return f"<Run {self.path.parent}: {what}, {self.status} after {done} of {count(config['rounds'], 'round')}>"
 
     @property
     def status(self) -> str:
@@ -107,6 +105,16 @@ class Run:
         C, d = self.attributes["classes"], self.attributes["config"]["feature_dim"]
         return C * (self.partition["modalities"].sum(axis=1) * d + C)
 
+    def as_partition(self) -> Partition:
+        """Who owns what, to be saved and used by other runs; test rows are those that accuracies were measured on."""
+        return Partition.of_log(self.partition, self.attributes["modalities"])
+
+    def predictions(self) -> pd.DataFrame:
+        """A data frame with a row for each test item in the last round: the true class and the predicted one."""
+        from mfedpba_mpi.records.frames import predictions_frame
+
+        return predictions_frame(self)
+
     def frame(self) -> pd.DataFrame:
         """A tidy data frame with a row for each round and client; `records/frames.py` says what is in the four."""
         from mfedpba_mpi.records.frames import clients_rounds_frame
@@ -161,7 +169,17 @@ def load_run(path: str | Path) -> Run:
     path = Path(path)
     path = path / LOG_NAME if path.is_dir() else path
     with _reading(path) as file:
-        return _read(path, file)
+        return _read(in_full(path.parent) / path.name, file)
+
+
+def run_directory(path: Path) -> Path:
+    """The directory of the run at `path`, which may be its log."""
+    return in_full(path.parent if path.name == LOG_NAME and path.is_file() else path)
+
+
+def in_full(path: Path) -> Path:
+    """`path` with a last part that names it: ``.`` and ``..`` are written out."""
+    return path.resolve() if path.name in ("", "..") else path
 
 
 def status_of(directory: Path) -> str | None:
@@ -173,29 +191,12 @@ def status_of(directory: Path) -> str | None:
         return str(file.attrs["status"])
 
 
-def seal(image: bytes) -> bytes:
-    """An HDF5 image as it is stored, after its digest."""
-    return _block(image) + image
-
-
-def _block(image: bytes) -> bytes:
-    words = f"mfedpba-mpi run log; HDF5 follows after {BLOCK} bytes\nsha256 {hashlib.sha256(image).hexdigest()}\n"
-    return words.encode().ljust(BLOCK, b"\0")
-
-
-def open_image(path: Path) -> h5py.File:
-    """A log's HDF5 in memory, to read and to write; the file itself is left alone."""
-    data = path.read_bytes()
-    image = data[BLOCK:]
-    if data[:BLOCK] != _block(image):
-        raise ValueError("its checksum is wrong")
-    return h5py.File(h5py.h5f.open_file_image(image, h5py.h5f.FILE_IMAGE_OPEN_RW))
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[h5py.File]:
     if not path.is_file():
         raise UserError(f"no run at {path}; a run's directory holds {LOG_NAME}")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path} is there, but you may not read it; see to its permissions")
     try:
         with open_image(path) as file:
             yield file
@@ -210,10 +211,13 @@ def _read(path: Path, file: h5py.File) -> Run:
     attributes = {name: _plain(value) for name, value in file.attrs.items()}
     for name in ("config", "hosts", "modalities", "resumed"):
         attributes[name] = json.loads(attributes[name])
+    attributes["plugins"] = json.loads(attributes.get("plugins", "[]"))  # the first logs did not have it
     rounds = {name: data[()] for name, data in file["rounds"].items()}
     final = {name: _array(data) for name, data in file["final"].items()} if "final" in file else {}
     if final:
         final["server_sha256"] = file["final"].attrs["server_sha256"]
+        if "predicted" in final:  # the first logs do not have it
+            final["predictors"] = json.loads(file["final/predicted"].attrs["predictors"])
     partition = {name: _array(data) for name, data in file["partition"].items()}
     for name, kind in (("accuracy", float), ("correct", int), ("tested", int)):  # there also before the first round
         rounds.setdefault(name, np.empty((0, len(partition["rank"])), kind))

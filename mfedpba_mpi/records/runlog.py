@@ -8,10 +8,11 @@ rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round
 ::
 
     /                attributes: config (JSON), seed, method, label (the method's name for people), dataset,
-                     data_origin ("real" or "synthetic"), data_fingerprint, version, status ("running", "complete",
-                     "interrupted", "failed"), reason, ranks, mpi, hosts, torch, device, threads, started, modalities,
-                     classes, seconds_setup (of the slowest rank, from its first step to round 1), resumed (JSON: for
-                     each time that the run went on from a checkpoint the round, and when, where and on how many ranks)
+                     data_origin ("real" or "synthetic"), data_fingerprint, data_dir, version, status ("running",
+                     "complete", "interrupted", "failed"), reason, ranks, mpi, hosts, torch, numpy, cpu (instruction
+                     set), device, threads, started, modalities, classes, seconds_setup (of the slowest rank, from its
+                     first step to round 1), resumed (JSON: for each time that the run went on from a checkpoint the
+                     round, and when, where and on how many ranks), plugins (JSON: file and sha256 of each plugin)
     /rounds/         one row a round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
         accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
@@ -34,6 +35,8 @@ rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round
                      (test_rows is what accuracies are measured on: with --validation, training rows held out),
                      architectures (K,) JSON, rank (K,), counts (K, C) of training samples
     /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
+                     predicted (predictors, sum of items x test rows): each client's classes in the last round, item by
+                     item; predicted_items (K,) is 1, or |M_k| with fusion "separate"; test_labels: the true classes;
                      and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present);
                      plan (M, C, C), where MFedPBA has L_align: the transport plan of each modality as the last server
                      step left it, from the classes of I_G (rows) to those of P_G (columns), n classes present with
@@ -52,15 +55,17 @@ import h5py
 import numpy as np
 import torch
 
-from mfedpba_mpi import __version__
+from mfedpba_mpi import __version__, plugins
+from mfedpba_mpi.data.sealed import open_image, seal
 from mfedpba_mpi.errors import COMPLETE, RUNNING, RunError
 from mfedpba_mpi.methods.catalog import METHODS
 from mfedpba_mpi.observing import End, Round, Start
-from mfedpba_mpi.records.run import LOG_NAME, open_image, seal
+from mfedpba_mpi.records.run import LOG_NAME
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 _FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # there for every method
-IN_FINAL = ("client_sha256", "E", "E_client", "E_modality", "I")  # of every run, beside what its method broadcasts
+# of every run, beside what its method broadcasts
+IN_FINAL = ("client_sha256", "E", "E_client", "E_modality", "I", "predicted", "predicted_items", "test_labels")
 
 
 class RunLog:
@@ -78,11 +83,13 @@ class RunLog:
         if start.log:
             # another configuration than before only in its number of rounds
             file.attrs.update(config=start.problem.config.to_json(), status=RUNNING)
+            file.attrs["plugins"] = plugins.recorded(before=file.attrs.get("plugins", "[]"))
             went_on = {
                 "round": start.finished, "ranks": start.environment["ranks"], "hosts": start.environment["hosts"],
                 "started": time.strftime(TIME),
             }  # fmt: skip
             file.attrs["resumed"] = json.dumps([*json.loads(file.attrs["resumed"]), went_on])
+        self._labels = start.store.labels()
         self._shapes = {name: (start.problem.K,) if name.startswith("loss_") else () for name in _FIXED}
         self._publish(file)
 
@@ -93,12 +100,14 @@ class RunLog:
         file.attrs.update(
             config=config.to_json(), seed=config.seed, method=config.method, label=METHODS[config.method].label,
             dataset=start.store.info.name,
-            data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, version=__version__,
-            status=RUNNING, torch=str(torch.__version__), device=config.device, threads=config.threads,
+            data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, data_dir=str(start.data_dir),
+            version=__version__,
+            status=RUNNING, torch=str(torch.__version__), numpy=np.__version__,
+            cpu=start.environment["cpu"], device=config.device, threads=config.threads,
             started=time.strftime(TIME), ranks=start.environment["ranks"],
             mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
             modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
-            seconds_setup=start.seconds, resumed="[]",
+            seconds_setup=start.seconds, resumed="[]", plugins=plugins.recorded(),
         )  # fmt: skip
         _write_partition(file.create_group("partition"), start)
         file.create_group("rounds")
@@ -118,7 +127,9 @@ class RunLog:
     def end(self, end: End) -> None:
         """Add what is known at the end, and say that the run is complete."""
         assert self._file
-        _write_final(self._file.create_group("final"), self._file["partition/modalities"][()], end)
+        owned, rows = (self._file[f"partition/{name}"][()] for name in ("modalities", "test_rows"))
+        classes = int(self._file.attrs["classes"])
+        _write_final(self._file.create_group("final"), owned, self._labels[rows], classes, end)
         self._close(COMPLETE)
 
     def abandon(self, status: str, reason: str) -> None:
@@ -160,15 +171,9 @@ def _append(group: h5py.Group, name: str, row: int, value: np.ndarray) -> None:
 
 
 def _write_partition(group: h5py.Group, start: Start) -> None:
-    partition, problem = start.partition, start.problem
-    owned = np.zeros((problem.K, problem.M), bool)
-    for k, own in enumerate(partition.modalities):
-        owned[k, list(own)] = True
-    group["modalities"] = owned
-    for name in ("train", "test"):
-        rows = getattr(partition, name)
-        group[f"{name}_rows"] = np.concatenate(rows)
-        group[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)])
+    problem = start.problem
+    for name, array in start.partition.arrays().items():
+        group[name] = array
     architectures = [json.dumps([a.as_dict() for a in client.architectures]) for client in problem.clients]
     group.create_dataset("architectures", data=architectures, dtype=h5py.string_dtype())
     rank_of = {k: rank for rank, clients in enumerate(start.ranks) for k in clients}
@@ -176,11 +181,17 @@ def _write_partition(group: h5py.Group, start: Start) -> None:
     group["counts"] = np.stack([client.counts for client in problem.clients])
 
 
-def _write_final(group: h5py.Group, owned: np.ndarray, end: End) -> None:
+def _write_final(group: h5py.Group, owned: np.ndarray, labels: np.ndarray, classes: int, end: End) -> None:
     group.create_dataset("client_sha256", data=list(end.sha256), dtype=h5py.string_dtype())
     group.attrs["server_sha256"] = end.server_sha256
     group["E"] = np.concatenate([message["E"].cpu().numpy() for message in end.prototypes.values()])
     group["E_client"], group["E_modality"] = np.nonzero(owned)
     group["I"] = np.stack([message["I"].cpu().numpy() for message in end.prototypes.values()])
+    items = [p.shape[1] for p in end.predicted]
+    small = np.min_scalar_type(classes - 1)
+    predicted = np.concatenate([p.flatten(1).cpu().numpy() for p in end.predicted], axis=1)
+    group["predicted"], group["predicted_items"] = predicted.astype(small), items
+    group["predicted"].attrs["predictors"] = json.dumps(end.predictors)
+    group["test_labels"] = labels.astype(small)
     for name, value in (*end.news.items(), *end.server.items()):
         group[name] = value.cpu().numpy()

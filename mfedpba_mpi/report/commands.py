@@ -24,9 +24,15 @@ def report(sources: tuple[Path, ...], out: Path | None, opening: bool) -> None:
     mfedpba-mpi report runs/main-table                            a study
     """
     from mfedpba_mpi.console import count
+    from mfedpba_mpi.records.run import run_directory
     from mfedpba_mpi.report.making import make_page
 
-    page = make_page(sources)
+    once: dict[Path, Path] = {}
+    for path in sources:
+        directory = run_directory(path)
+        if once.setdefault(directory.resolve(), directory) is not directory:
+            click.echo(f"{path} is given more than once and counts once")
+    page = make_page(list(once.values()))
     out = out or Path("report") / "+".join(map(_name, sources))[:200]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -42,5 +48,6 @@ def report(sources: tuple[Path, ...], out: Path | None, opening: bool) -> None:
 
 def _name(path: Path) -> str:
     """A run or a study by all of its path that tells: gallery-local-s0 of runs/gallery/local/s0."""
+    path = path.parent if path.name == "run.h5" else path
     parts = [part for part in path.parts if part not in (path.anchor, "..", "runs")]
     return "-".join(parts) or path.resolve().name

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from mfedpba_mpi.console import duration
+from mfedpba_mpi.console import count, duration
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.options import flat
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run, remark_of
 from mfedpba_mpi.report import prototype_figures, run_figures, study_figures
+from mfedpba_mpi.report.grouping import differing, grouped
 from mfedpba_mpi.report.page import Page
-from mfedpba_mpi.report.style import caption_of
+from mfedpba_mpi.report.style import NoData, caption_of
 from mfedpba_mpi.screen import client_rows, payload_line
 from mfedpba_mpi.studies.formats import as_table
 from mfedpba_mpi.studies.state import overview, state_of
@@ -44,7 +45,7 @@ def run_page(run: Run) -> Page:
     config = attributes["config"]
     page = Page(
         f"{attributes['label']} on {attributes['dataset']}",
-        f"{_problem([run])}; {run.status} after {rounds} of {config['rounds']} rounds",
+        f"{_problem([run])}; {run.status} after {rounds} of {count(config['rounds'], 'round')}",
         run.remark.strip(" ()"),
     )
     page.section("Result")
@@ -78,30 +79,23 @@ def _result(run: Run) -> dict[str, object]:
 
 def _problem(runs: Sequence[Run]) -> str:
     """What runs have in common of what was to be learnt, by whom, in a few words."""
-    words = {
-        "partition": "{}", "clients": "{} clients", "alpha": "alpha {}", "fusion": "fusion {}", "seed": "seed {}"
-    }  # fmt: skip
+    words = {"partition": "{}", "clients": "{}", "alpha": "alpha {}", "fusion": "fusion {}", "seed": "seed {}"}
     shared = {name: {run.attributes["config"].get(name) for run in runs} for name in words}
     common = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
+    if common.get("clients"):
+        common["clients"] = count(common["clients"], "client")
     return ", ".join(words[name].format(value) for name, value in common.items() if value is not None)
-
-
-def _differing(runs: Sequence[Run]) -> dict[str, list[object]]:
-    """The settings in which runs differ, by name, with each run's value; but for what one method alone has."""
-    settings = [flat(run.attributes["config"]) for run in runs]
-    names = dict.fromkeys(name for values in settings for name in values)
-    found = {name: [values[name] for values in settings if name in values] for name in names}
-    uneven = [name for name, values in found.items() if any(value != values[0] for value in values)]
-    return {name: [values.get(name, "") for values in settings] for name in uneven}
 
 
 def runs_page(runs: Sequence[Run]) -> Page:
     """Runs beside each other; those that differ in nothing but the seed are one group."""
-    groups, differing = grouped(runs), _differing(runs)
+    groups = grouped(runs)
+    runs = [run for group in groups.values() for run in group]
+    differ = differing(runs)
     datasets = list(dict.fromkeys(run.attributes["dataset"] for run in runs))
     page = Page(f"{', '.join(groups)} on {' and '.join(datasets)}", _problem(runs), remark_of(runs))
     page.section("Result")
-    if apart := [name for name in differing if name not in ("method", SEED)]:
+    if apart := [name for name in differ if name not in ("method", SEED)]:
         page.text(f"These runs differ in {', '.join(apart)}: look at the table of runs below before comparing them.")
     rows = []
     for name, group in groups.items():
@@ -111,38 +105,26 @@ def runs_page(runs: Sequence[Run]) -> Page:
     words = caption_of(study_figures.convergence)
     page.figure("convergence", "Convergence", study_figures.convergence(groups), words)
     _client_table(page, "clients", f"{CLIENTS} in %", groups)
-    if all("E" in run.final for run in runs[:2]):
+    with suppress(NoData):
+        drawing = prototype_figures.prototypes(*runs)
         page.section("Prototypes")
         words = caption_of(prototype_figures.prototypes)
-        page.figure("prototypes", "Feature prototypes (t-SNE)", prototype_figures.prototypes(*runs[:2]), words)
+        page.figure("prototypes", "Feature prototypes (t-SNE)", drawing, words)
     page.section("Runs")
     columns = {
-        "": [next(name for name, group in groups.items() if any(run is other for other in group)) for run in runs],
+        "": [name for name, group in groups.items() for _ in group],
         "directory": [str(run.path.parent) for run in runs], "status": [run.status for run in runs],
         "rounds done": [len(run.rounds["tested"]) for run in runs],
-    } | {name: values for name, values in differing.items() if name != "method"}  # fmt: skip
+    } | {name: values for name, values in differ.items() if name != "method"}  # fmt: skip
     page.table("runs", "Runs", list(columns), list(zip(*columns.values(), strict=True)))
     return page
-
-
-def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their name for people: the method's, and where that names several, their directories."""
-    by_settings: dict[str, list[Run]] = {}
-    for run in runs:
-        settings = {name: value for name, value in run.attributes["config"].items() if name != SEED}
-        by_settings.setdefault(json.dumps(settings), []).append(run)
-    groups: dict[str, list[Run]] = {}
-    labels = [group[0].attributes["label"] for group in by_settings.values()]
-    for label, group in zip(labels, by_settings.values(), strict=True):
-        groups[label if labels.count(label) == 1 else f"{label} ({group[0].path.parent.name})"] = group
-    return groups
 
 
 def study_page(study: Study, directory: Path) -> Page:
     """A study's table and figures, and in the appendix the accuracy of each client."""
     results = tabulate(study, directory)
     states = [state_of(directory / place.path) for place in study.places()]
-    page = Page(study.title, f"{len(states)} runs in {directory}: {overview(states)}", results.remark)
+    page = Page(study.title, f"{count(len(states), 'run')} in {directory}: {overview(states)}", results.remark)
     page.section("Result")
     table = as_table(results)
     page.table("table", _plain(study, results.title), table.headers, table.rows, table.marks, table.caption)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import fill, shorten
 
 import numpy as np
 from matplotlib import colormaps
@@ -10,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.report.grouping import grouped
 from mfedpba_mpi.report.style import (
     COLUMN,
     GREY,
@@ -25,7 +28,10 @@ from mfedpba_mpi.report.style import (
     new,
     outside,
 )
+from mfedpba_mpi.report.table_figures import wrapped
+from mfedpba_mpi.studies.study import SEED
 
+PANELS = 9
 POINTS = 1000  # that t-SNE gets; more take long and say no more
 CLASSES = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#777777",
@@ -33,36 +39,60 @@ CLASSES = (
 
 
 @figure
-def prototypes(run: Run, other: Run | None = None) -> Figure:
-    """The clients' final feature prototypes E_k^m in the plane (t-SNE), beside those of another run, if given.
+def prototypes(*runs: Run) -> Figure:
+    """The clients' final feature prototypes E_k^m in the plane (t-SNE), a panel for each run.
 
     A point is a class (colour) of a modality (marker) of a client (small number, where there is room). Where clients
     agree on a class, its points lie together, whoever made them. Classes a client has no samples of are left out.
+    There is room for nine runs; of more, one of each group of seeds is shown. Runs that are not shown are named below.
     """
-    runs = [run, *([other] if other else [])]
-    clouds = [_cloud(r) for r in runs]
-    names = list(dict.fromkeys(name for r in runs for name in r.attributes["modalities"]))
-    C = max(r.attributes["classes"] for r in runs)
+    clouds: dict[str, _Cloud] = {}
+    errors: dict[str, NoData] = {}
+    first: dict[str, str] = {}  # of each group
+    for group, own in grouped(runs).items():
+        for run in own:
+            name = f"{group}, seed {run.attributes['config'][SEED]}" if len(own) > 1 else group
+            try:
+                clouds[name] = _cloud(run)
+                first.setdefault(group, name)
+            except NoData as error:
+                errors[name] = error
+    if not clouds:
+        raise next(iter(errors.values()))
+    shown = list(clouds if len(clouds) <= PANELS else first.values())[:PANELS]
+    left = {"No room for": [name for name in clouds if name not in shown], "No prototypes in": list(errors)}
+    words = [f"{why} {'; '.join(names)}." for why, names in left.items() if names]
+    if words:
+        words.insert(0, f"{len(shown)} of {len(clouds) + len(errors)} runs.")
+    return _panels({name: clouds[name] for name in shown}, shorten(" ".join(words), 500, placeholder=" …"))
+
+
+def _panels(clouds: Mapping[str, _Cloud], words: str) -> Figure:
+    runs, count = [cloud.run for cloud in clouds.values()], len(clouds)
+    names = list(dict.fromkeys(name for run in runs for name in run.attributes["modalities"]))
+    C = max(run.attributes["classes"] for run in runs)
     shades = np.array(CLASSES if len(CLASSES) >= C else [colormaps["viridis"](c / (C - 1)) for c in range(C)])
     shown = [label(name, LONGEST) for name in names]
-    beside = max(1, (48 if other else 24) // max(6, *map(len, shown)))  # names in a row of the legend
-    height = 3 + 0.14 * -(-len(names) // beside)
-    drawing, grid = new(PAGE if other else COLUMN, height, 1, len(runs), squeeze=False)
-    for axes, r, cloud in zip(grid[0], runs, clouds, strict=True):
+    beside = max(1, (24 if count == 1 else 48) // max(6, *map(len, shown)))  # names in a row of the legend
+    across = count if count < 4 else 2 if count == 4 else 3
+    down, width = -(-count // across), COLUMN if count == 1 else PAGE
+    height = down * (3 if across < 3 else 2.25) + 0.14 * -(-len(names) // beside)
+    drawing, grid = new(width, height, down, across, squeeze=False)
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
+    for axes, (name, cloud) in zip(grid.flat, clouds.items(), strict=False):
         place = _embedding(cloud.E)
         few = len(place) <= 150
-        for m, name in enumerate(r.attributes["modalities"]):
+        for m, modality in enumerate(cloud.run.attributes["modalities"]):
             own = cloud.modality == m
             axes.scatter(
-                *place[own].T, 20 if few else 8, shades[cloud.label[own]], marker=marker(names.index(name)),
+                *place[own].T, 20 if few else 8, shades[cloud.label[own]], marker=marker(names.index(modality)),
                 linewidths=0.2, edgecolors="white",
             )  # fmt: skip
         if few:
             for point, k in zip(place, cloud.client, strict=True):
                 axes.annotate(f"{k}", point, (2.2, 1.2), textcoords="offset points", fontsize=4, color=GREY)
-        alike = len({q.attributes["label"] for q in runs}) < len(runs)
-        title = f"{r.attributes['label']} ({r.path.parent.name})" if alike else r.attributes["label"]
-        axes.set_title(label(title, 50) + cloud.remark)
+        axes.set_title(wrapped(name, 15 * width / across, cloud.remark))
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(True)
         axes.margins(0.06)
@@ -71,9 +101,10 @@ def prototypes(run: Run, other: Run | None = None) -> Figure:
         drawing.legend(dots, [f"{c}" for c in range(C)], title="class", **outside("upper", 10))
     else:
         span = colours(0, C - 1)
-        drawing.colorbar(span, ax=list(grid[0]), label="class", location="top", aspect=40, shrink=0.8)
+        drawing.colorbar(span, ax=list(grid.flat), label="class", location="top", aspect=40, shrink=0.8)
     kinds = [Line2D([], [], color=GREY, marker=marker(i), linestyle="") for i in range(len(names))]
-    drawing.legend(kinds, shown, **outside("lower", beside))
+    said = label(fill(words, int(22 * width)))
+    drawing.legend(kinds, shown, title=said, title_fontsize=6, **outside("lower", beside)).get_title().set_color(GREY)
     mark(drawing, runs)
     return drawing
 
@@ -124,8 +155,9 @@ def structures(run: Run) -> Figure:
 
 @dataclass(frozen=True)
 class _Cloud:
-    """Prototypes E (N, d) of present classes with the class, modality and client of each."""
+    """A run's prototypes E (N, d) of present classes with the class, modality and client of each."""
 
+    run: Run
     E: np.ndarray
     label: np.ndarray
     modality: np.ndarray
@@ -144,7 +176,7 @@ def _cloud(run: Run) -> _Cloud:
     there &= (client % step == 0)[:, None]
     row, c = np.nonzero(there)
     remark = f" (one in {step} clients)" if step > 1 else ""
-    return _Cloud(E[row, c], c, modality[row], client[row], remark)
+    return _Cloud(run, E[row, c], c, modality[row], client[row], remark)
 
 
 def _embedding(X: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from mfedpba_mpi.data.catalog import CATALOG, Modality
-from mfedpba_mpi.models.architecture import Architecture, weights
+from mfedpba_mpi.models.architecture import SHIPPED, Architecture, weights
 from mfedpba_mpi.records.run import Run, mean_of_clients
 from mfedpba_mpi.report.prototype_figures import prototypes, structures
 from mfedpba_mpi.report.style import (
@@ -138,7 +138,7 @@ def communication(run: Run) -> Figure:
     """Payload of a round, all participants together, up and down, beside what the paper's formula says.
 
     The dotted line is what it would take to send the participants' whole networks (their weights, as float32) each
-    way; it is missing for datasets whose widths are not known.
+    way; it is missing for datasets whose widths are not known, and where there are extractors of one's own.
     """
     T = _begun(run)
     rounds, took_part = np.arange(1, T + 1), run.rounds["participants"]
@@ -279,7 +279,7 @@ def drawn(run: Run) -> Iterator[tuple[str, Figure]]:
 
 
 def network_floats(run: Run) -> np.ndarray | None:
-    """Weights (without biases) of each client's network; None where the widths of the modalities are not known."""
+    """Weights (without biases) of each client's network; None where widths or families are not known."""
     config, entry = run.attributes["config"], CATALOG.get(run.attributes["dataset"])
     widths = config.get("dims") or (entry and [modality.width for modality in entry.modalities])
     owned, d = run.partition["modalities"], config["feature_dim"]
@@ -289,7 +289,9 @@ def network_floats(run: Run) -> np.ndarray | None:
     for own, networks in zip(owned, run.partition["architectures"], strict=True):
         total = d * run.attributes["classes"] * (int(own.sum()) if config["fusion"] == "concat" else 1)
         for m, fields in zip(np.flatnonzero(own), json.loads(networks), strict=True):
-            total += weights(Architecture.from_dict(fields), Modality("", "I", widths[m]), d)
+            if fields["family"] not in SHIPPED:
+                return None
+            total += weights(Architecture.from_dict(fields), Modality("x", "I", widths[m]), d)
         floats.append(total)
     return np.array(floats)
 

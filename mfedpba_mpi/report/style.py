@@ -87,11 +87,20 @@ def caption_of(draw: Callable[..., Any]) -> str:
     return " ".join((draw.__doc__ or "").partition("Parameters\n")[0].split())
 
 
+class _Shown(Figure):
+    """A figure that a notebook shows as a picture, with or without ``%matplotlib inline``."""
+
+    def _repr_png_(self) -> bytes:
+        with _drawing(), io.BytesIO() as file:
+            self.savefig(file, format="png", dpi=150)
+            return file.getvalue()
+
+
 def new(
     width: float = COLUMN, height: float = 2.2, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, Any]:
     """A figure of so many inches and its axes, as ``pyplot.subplots`` would make them."""
-    figure = Figure(figsize=(width, height))
+    figure = _Shown(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, **options)
 

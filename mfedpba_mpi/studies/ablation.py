@@ -9,11 +9,12 @@ import click
 
 from mfedpba_mpi.comm.launcher import announced
 from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.errors import COMPLETE, UserError
+from mfedpba_mpi.console import count
+from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.launch import Safety, claim, launch
 from mfedpba_mpi.methods.catalog import MFedPBA
 from mfedpba_mpi.options import check, nested
-from mfedpba_mpi.resuming import status_of_same
+from mfedpba_mpi.resuming import find_same, resumed
 from mfedpba_mpi.studies.formats import save, show_table
 from mfedpba_mpi.studies.study import SEED, find_study
 from mfedpba_mpi.studies.tables import tabulate
@@ -26,7 +27,7 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -
     if config.params.without or config.params.equal_average:
         raise UserError("ablate: leaves parts out itself; drop --without and --equal-average")
     study = find_study("ablation")
-    settings = f"{config.dataset} {config.partition}, fusion {config.fusion}, {config.rounds} rounds"
+    settings = f"{config.dataset} {config.partition}, fusion {config.fusion}, {count(config.rounds, 'round')}"
     study = replace(study, title=f"Ablation of MFedPBA, {settings}, seed {config.seed}", settings={})
     study = replace(study, axes={name: choices for name, choices in study.axes.items() if name != SEED})
     places = study.places()
@@ -35,7 +36,8 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -
         changes = nested(choice.settings).get("mfedpba", {})
         changes = {name: check(MFedPBA, name, value) for name, value in changes.items()}
         variant = replace(config, params=replace(config.params, **changes))
-        if status_of_same(out / place.path, variant) != COMPLETE:
+        variant, complete = resumed(find_same(out / place.path, variant), variant, data_dir)
+        if not complete:
             claim(out / place.path, overwrite=True)
             launch(variant, data_dir, out / place.path, safety, resume=True, brief=True)
     if announced()[0] == 0:

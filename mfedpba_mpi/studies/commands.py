@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mfedpba_mpi.comm.launcher import announced
-from mfedpba_mpi.data.commands import PathType, data_dir_option
+from mfedpba_mpi.data.commands import PathType, check_data_dir, data_dir_option
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, WAITING, Ended, UserError
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED
 from mfedpba_mpi.studies.study import FILE, RANKS, Planned, Study, find_study, put, read_study, shipped_studies
@@ -33,6 +34,23 @@ def study() -> None:
     """
     if announced()[1] > 1:
         raise UserError("study: starts the ranks of its runs itself; start it without mpirun (--ranks N says how many)")
+
+
+def _some_program(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    """A launcher, which has to name a program."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words:
+        raise click.BadParameter(f"{text!r} names no program; give one, for example mpirun")
+    return text
+
+
+keep_option = click.option(
+    "--keep-checkpoints", "keep", type=click.Choice(["last", "all", "none"]),
+    help="which ones a complete run keeps; with none it cannot be extended  [default: last, with --quick none]",
+)  # fmt: skip
 
 
 def _study_options(function: Function) -> Function:
@@ -58,6 +76,7 @@ def _opened(
     source: str, quick: bool, assignments: Sequence[str], ranks: int | None, out: Path | None, data_dir: Path
 ) -> tuple[Study, Study, Path, list[Planned]]:
     """The study that the options describe, the directory's, of which it may be a part, the directory, and its runs."""
+    check_data_dir(data_dir)
     found = find_study(source)
     if quick:
         found = found.shortened()
@@ -139,10 +158,15 @@ def show(source: str) -> None:
 @click.option("--dry-run", is_flag=True, help="show what would be run, and for how long; start nothing")
 @click.option("--commands", is_flag=True, help="print the command of every run; start nothing")
 @click.option("--part", metavar="I/N", help="every N-th run from the I-th on, I from 0 (for job arrays)")
-@click.option("--launcher", default="mpirun", metavar="CMD", help="what starts several ranks  [default: mpirun]")
+@click.option(
+    "--launcher", default="mpirun", metavar="CMD", callback=_some_program,
+    help="what starts several ranks  [default: mpirun]",
+)  # fmt: skip
+@keep_option
 def run(
-    jobs: int, dry_run: bool, commands: bool, part: str | None, launcher: str, data_dir: Path, **options: Any
-) -> None:
+    jobs: int, dry_run: bool, commands: bool, part: str | None, launcher: str, keep: str | None, data_dir: Path,
+    **options: Any,
+) -> None:  # fmt: skip
     """Run a study: FILE, the name of one that comes with the program, or a directory to go on with.
 
     \b
@@ -162,7 +186,7 @@ def run(
     if found.alone and jobs > 1:
         click.echo("its runs measure time, so they go one after the other")
         jobs = 1
-    runner = Runner(directory, data_dir, jobs, launcher)
+    runner = Runner(directory, data_dir, jobs, launcher, keep or ("none" if options["quick"] else "last"))
     if commands:
         for planned in mine:
             click.echo(shlex.join(runner.line(planned)))
@@ -171,8 +195,7 @@ def run(
         _show_plan(found, directory, mine, data_dir, jobs)
         return
     _claim(whole, directory)
-    _make_data(mine, data_dir)
-    code = runner.run(mine)
+    code = runner.run(mine, _make_data(mine, data_dir, directory))
     if not part and code != EXIT_INTERRUPTED:
         results = tabulate(whole, directory)
         show_table(results)
@@ -189,25 +212,36 @@ def run(
     "--time", default="", metavar="HH:MM:SS", help="time limit of an element; it goes on in another if needed"
 )
 @click.option("--nodes", type=click.IntRange(1), default=1, metavar="N", help="nodes of an element  [default: 1]")
-@click.option("--cpus-per-task", type=click.IntRange(1), default=1, metavar="N", help="cores of a rank  [default: 1]")
+@click.option(
+    "--cpus-per-task",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="cores of a rank; it has one thread, so more help memory bandwidth, or --set threads=N  [default: 1]",
+)
 @click.option("--gpus-per-node", default="", metavar="N", help="GPUs of a node; its ranks take them in turn")
-@click.option("--mem", default="", metavar="SIZE", help="memory of a node")
+@click.option(
+    "--mem", metavar="SIZE",
+    help="memory of a node; '' leaves it to the site  [default: what `plan` predicts and a quarter more]",
+)  # fmt: skip
 @click.option(
     "--sbatch", "extra", multiple=True, metavar="OPTION", help="any other option of sbatch, as --sbatch=--qos=x"
 )
 @click.option("--per-element", type=click.IntRange(1), default=1, metavar="N", help="runs of an element  [default: 1]")
-@click.option("--at-once", type=click.IntRange(0), default=0, metavar="N", help="elements at a time  [default: all]")
+@click.option("--at-once", type=click.IntRange(1), metavar="N", help="elements at a time  [default: all]")
 @click.option("--jobs", type=click.IntRange(1), default=1, metavar="N", help="runs side by side in an element")
 @click.option(
-    "--launcher", default="mpirun", metavar="CMD", help="what starts several ranks: mpirun, or srun --mpi=pmix"
-)
+    "--launcher", default="mpirun", metavar="CMD", callback=_some_program,
+    help="what starts several ranks: mpirun, or srun --mpi=pmix",
+)  # fmt: skip
 @click.option(
     "--setup", multiple=True, metavar="LINE", help="a line before the program, as --setup 'module load openmpi'"
 )
+@keep_option
 @click.option("--dry-run", "--print", "dry_run", is_flag=True, help="show the scripts; write and submit nothing")
 def submit(
-    per_element: int, at_once: int, jobs: int, launcher: str, setup: tuple[str, ...], dry_run: bool, data_dir: Path,
-    **options: Any,
+    per_element: int, at_once: int | None, jobs: int, launcher: str, setup: tuple[str, ...], keep: str | None,
+    dry_run: bool, data_dir: Path, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a study as a SLURM job array, and a job that makes its table when all elements have ended.
 
@@ -219,7 +253,7 @@ def submit(
     only what is not complete is run.
     """
     from mfedpba_mpi.console import count
-    from mfedpba_mpi.studies.slurm import Resources, Submission
+    from mfedpba_mpi.studies.slurm import CORES, Resources, Submission
     from mfedpba_mpi.studies.state import state_of
 
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
@@ -227,29 +261,52 @@ def submit(
     cut = options["assignments"]
     runs = whole.changed(dict(map(_assignment, cut))).plan(data_dir)  # as the elements will find them in the directory
     jobs = 1 if whole.alone else min(jobs, per_element)
+    remarks = [CORES]
+    if given["mem"] is None:
+        given["mem"], remark = _propose_memory(runs, data_dir, jobs, given)
+        remarks += [remark] if remark else []
     resources = Resources(tasks=jobs * max(planned.ranks for planned in runs), **given)
     parts = -(-len(runs) // per_element)
     todo = [i for i, planned in enumerate(runs) if state_of(directory / planned.path).status != COMPLETE]
     if not todo:
-        click.echo(f"all {len(runs)} runs in {directory} are complete; mfedpba-mpi study table {directory} shows them")
+        done = f"{count(len(runs), 'run')} in {directory}, all complete"
+        click.echo(f"{done}; mfedpba-mpi study table {directory} shows them")
         return
     elements = sorted({i % parts for i in todo})
-    job = Submission(whole.name, directory, data_dir, parts, elements, at_once, resources, setup, launcher, jobs, cut)
+    job = Submission(
+        whole.name, directory, data_dir, parts, elements, at_once, resources, setup, launcher, jobs,
+        keep or ("none" if options["quick"] else "last"), cut,
+        remarks,
+    )  # fmt: skip
     if dry_run:
         click.echo(f"{job.array()}\n{job.table()}", nl=False)
         return
     _claim(whole, directory)
-    _make_data(runs, data_dir)
+    _make_data(runs, data_dir, directory)
     array, table = job.submit()
     what = f"{count(len(elements), 'element')}, {count(len(todo), 'run')} in {directory}"
     click.echo(f"array {array}: {what}; table afterwards: job {table}")
     click.echo(f"how far it is: mfedpba-mpi study status {directory}; what it prints: {directory}/slurm")
 
 
+def _propose_memory(runs: Sequence[Planned], data_dir: Path, jobs: int, given: Mapping[str, Any]) -> tuple[str, str]:
+    """--mem, and where it comes from; nothing with GPUs, whose runtime's memory is not known, or --sbatch=--mem..."""
+    if given["gpus_per_node"] or any(option.startswith("--mem") for option in given["extra"]):
+        return "", ""
+    from mfedpba_mpi.console import bytes_of
+    from mfedpba_mpi.studies.estimating import memory
+
+    needed = memory(runs, data_dir, jobs, given["nodes"])
+    return (
+        f"{ceil(1.25 * needed / 1e8) * 100}M",
+        f"--mem: a node needs some {bytes_of(needed)} (see `mfedpba-mpi plan`).",
+    )
+
+
 def _part(text: str | None) -> slice:
     """The runs of a part I/N."""
     try:
-        index, count = map(int, (text or "0/1").split("/"))
+        index, count = map(int, ("0/1" if text is None else text).split("/"))
         if not 0 <= index < count:
             raise ValueError
     except ValueError:
@@ -257,18 +314,26 @@ def _part(text: str | None) -> slice:
     return slice(index, None, count)
 
 
-def _make_data(runs: Sequence[Planned], data_dir: Path) -> None:
-    """Make synthetic stand-ins once, before many runs want the same."""
+def _make_data(runs: Sequence[Planned], data_dir: Path, directory: Path) -> dict[Path, str]:
+    """Make synthetic stand-ins once, before many runs want the same; the fingerprint of every run's data."""
+    from mfedpba_mpi.data.scratch import Scratch
     from mfedpba_mpi.data.sources import open_dataset
 
-    configs = {(p.config.dataset, p.config.samples, p.config.classes, p.config.dims): p.config for p in runs}
-    for config in configs.values():
-        open_dataset(config, data_dir)
+    found: dict[object, str] = {}
+    data = {}
+    for planned in runs:
+        config = planned.config
+        key = config.dataset, config.samples, config.classes, config.dims
+        if key not in found:
+            found[key] = open_dataset(config, data_dir, Scratch(data_dir, run=directory)).fingerprint
+        data[planned.path] = found[key]
+    return data
 
 
 def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir: Path, jobs: int) -> None:
-    from mfedpba_mpi.console import console, duration
-    from mfedpba_mpi.studies.estimating import estimate
+    from mfedpba_mpi.console import bytes_of, console, count, duration
+    from mfedpba_mpi.planning.disk import Disk
+    from mfedpba_mpi.studies.estimating import estimate, shards_of
     from mfedpba_mpi.studies.formats import show_table
     from mfedpba_mpi.studies.state import overview, state_of
     from mfedpba_mpi.studies.tables import Measure, lay_out
@@ -276,24 +341,33 @@ def _show_plan(found: Study, directory: Path, runs: Sequence[Planned], data_dir:
     screen = console()
     states = {planned.path: state_of(directory / planned.path) for planned in runs}
     seconds: dict[Path, float] = {}
+    disk: dict[Path, Disk] = {}
     with screen.status("calibrating") as status:
-        for planned, each in estimate(runs, data_dir):
-            seconds[planned.path] = each
+        for planned, each, needed in estimate(runs, data_dir):
+            seconds[planned.path], disk[planned.path] = each, needed
             status.update(f"calibrating, {len(seconds)} of {len(runs)}")
     minutes = [(planned, seconds[planned.path] / 60, "") for planned in runs]
     show_table(lay_out(found, minutes, Measure("estimated minutes a run, on this machine", digits=1, plain=True)))
-    screen.print(f"{len(runs)} runs in {directory}: {overview(states.values())}", markup=False)
+    screen.print(f"{count(len(runs), 'run')} in {directory}: {overview(states.values())}", markup=False)
     left = [p for p in runs if states[p.path].status != COMPLETE]
     total = sum(seconds[p.path] * (1 - states[p.path].rounds / p.config.rounds) for p in left)
     together = f", {duration(total / jobs)} with {jobs} side by side on as many cores" if jobs > 1 else ""
     screen.print(f"to do: {duration(total)} one after the other{together}")
+    shards = {shards_of(p.config): disk[p.path].shards for p in runs}
+    screen.print(
+        f"disk of all of them: logs {bytes_of(sum(d.log for d in disk.values()))}, checkpoints "
+        f"{bytes_of(sum(d.checkpoint for d in disk.values()))} (none with --keep-checkpoints none), shards "
+        f"{bytes_of(sum(shards.values()))} in {data_dir / 'shards'}",
+        markup=False,
+    )
 
 
 @study.command(short_help="Say how far a study is.")
 @click.argument("directory", metavar="DIR", type=PathType)
 def status(directory: Path) -> None:
     """Say how far the runs of the study in DIR are; those that are not complete, one by one."""
-    from mfedpba_mpi.console import console, table
+    from mfedpba_mpi.console import console, count, table
+    from mfedpba_mpi.records.run import in_full
     from mfedpba_mpi.studies.state import overview, state_of
 
     found = _stored(directory)
@@ -301,7 +375,7 @@ def status(directory: Path) -> None:
     rows = [(p, s.status, s.progress, s.reason) for p, s in states.items() if s.status not in (COMPLETE, WAITING)]
     if rows:
         console().print(table(["run", "status", "rounds", ""], rows))
-    click.echo(f"{found.title}: {len(states)} runs in {directory}: {overview(states.values())}")
+    click.echo(f"{found.title}: {count(len(states), 'run')} in {in_full(directory)}: {overview(states.values())}")
 
 
 def _stored(directory: Path) -> Study:

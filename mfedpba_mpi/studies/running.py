@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mfedpba_mpi import plugins
+from mfedpba_mpi.console import count
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, UserError
 from mfedpba_mpi.records.lock import IN_USE
 from mfedpba_mpi.stopping import EXIT_INTERRUPTED, Stop
@@ -30,11 +32,22 @@ LOOK = 0.5  # seconds between two looks at the runs
 
 
 def program() -> list[str]:
-    """What starts this program again: a script with additions of its own, if that is what runs (see examples/)."""
+    """What starts this program again, with its plugins: a script that calls `main`, if that is what runs."""
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None) or ""
     own = main.__spec__ is None and script.endswith(".py")
-    return [sys.executable, os.path.abspath(script)] if own else [sys.executable, "-m", "mfedpba_mpi"]
+    how = [os.path.abspath(script)] if own else ["-m", "mfedpba_mpi"]
+    return [sys.executable, *how, *plugins.arguments()]
+
+
+def refuse_other_data(directory: Path, states: Mapping[Path, State], data: Mapping[Path, str]) -> None:
+    """Refuse complete runs whose data were not those of the fingerprints `data`."""
+    other = [path for path, state in states.items() if state.status == COMPLETE and state.fingerprint != data[path]]
+    if other:
+        raise UserError(
+            f"out: {count(len(other), 'complete run')} in {directory} had other data than are there now, {other[0]} "
+            "for one (have the real data been imported since?); remove them, or choose another --out"
+        )
 
 
 @dataclass
@@ -55,19 +68,25 @@ class Runner:
     directory, data_dir : where the runs go, and where datasets are.
     jobs : runs side by side.
     launcher : what starts a run on several ranks, before ``-n RANKS``.
+    keep : which checkpoints a complete run keeps.
     """
 
     directory: Path
     data_dir: Path
     jobs: int = 1
     launcher: str = "mpirun"
+    keep: str = "last"
     _processes: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
     _told: set[tuple[Path, signal.Signals]] = field(default_factory=set)
     _stop: Stop = field(default_factory=Stop)
 
-    def run(self, runs: Sequence[Planned]) -> int:
-        """Run them all; the exit code is 0 where all are complete, 75 after a signal, 1 where one failed."""
+    def run(self, runs: Sequence[Planned], data: Mapping[Path, str]) -> int:
+        """Run them all; the exit code is 0 where all are complete, 75 after a signal, 1 where one failed.
+
+        `data` is the fingerprint of each run's data, by its path; a complete run of other data is refused.
+        """
         states = {planned.path: state_of(self.directory / planned.path) for planned in runs}
+        refuse_other_data(self.directory, states, data)
         todo = [planned for planned in runs if states[planned.path].status not in (COMPLETE, RUNNING)]
         if any(planned.ranks > 1 for planned in todo) and not shutil.which(shlex.split(self.launcher)[0]):
             raise UserError(f"launcher: no {shlex.split(self.launcher)[0]} on the PATH to start several ranks with")
@@ -97,9 +116,22 @@ class Runner:
 
     def line(self, planned: Planned) -> list[str]:
         """The command that runs it."""
-        ranks = [*shlex.split(self.launcher), "-n", str(planned.ranks)] if planned.ranks > 1 else []
+        ranks = [*self._launch(), "-n", str(planned.ranks)] if planned.ranks > 1 else []
         out, data = str(self.directory / planned.path), str(self.data_dir)
-        return [*ranks, *program(), "run", *planned.arguments, "--data-dir", data, "--out", out, "--resume"]
+        keep = [] if self.keep == "last" else ["--keep-checkpoints", self.keep]
+        return [*ranks, *program(), "run", *planned.arguments, "--data-dir", data, "--out", out, *keep, "--resume"]
+
+    def _launch(self) -> list[str]:
+        """The launcher; steps of srun that go side by side share the job's cores, memory and GPUs.
+
+        A step takes all the memory and GPUs of its job otherwise, and the next one waits. With ``--exact`` steps still
+        wait for GPUs, for cores of two threads, and where the job's nodes have unequal shares. Unbound, two steps do
+        not end up on the same cores.
+        """
+        first, *others = shlex.split(self.launcher)
+        own = {"--exact", "--overlap"} & set(others)
+        together = ["--overlap", "--cpu-bind=none"] if Path(first).name == "srun" and self.jobs > 1 and not own else []
+        return [first, *together, *others]
 
     def _execute(self, planned: Planned) -> Outcome:
         """Run it to its end, in a thread that does nothing but wait for it."""

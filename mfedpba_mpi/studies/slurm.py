@@ -23,6 +23,11 @@ from mfedpba_mpi.studies.running import program
 
 SCRIPTS = "slurm"  # in a study's directory: scripts and what the jobs print
 RESTARTS = 100  # times that an element queues itself again
+CORES = "--cpus-per-task: a rank trains on one thread; more cores help with the setting threads, or memory bandwidth."
+STAGING = """\
+# The parts of the data that ranks read are written to the node's own disk, if the job has one node and such a disk.
+[[ $TMPDIR == *"$SLURM_JOB_ID"* ]] && : "${SLURM_TMPDIR:=$TMPDIR}"     # the site's, and not /tmp
+[[ $SLURM_JOB_NUM_NODES == 1 && -d $SLURM_TMPDIR ]] && export MFEDPBA_SCRATCH=$SLURM_TMPDIR"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Resources:
     tasks: int = 1  # ranks of the largest run, times the runs side by side
     cpus_per_task: int = 1
     gpus_per_node: str = ""
-    mem: str = ""
+    mem: str = ""  # of a node
     extra: tuple[str, ...] = ()  # further options of sbatch, as they are
 
     def lines(self, whole: bool = True) -> list[str]:
@@ -59,9 +64,10 @@ class Submission:
     Attributes
     ----------
     parts : of the study, cut as `cut` (of ``--set``) says, and `elements` those of them with something to do.
-    at_once : elements that may run together (0: as many as SLURM lets).
+    at_once : elements that may run together (None: as many as SLURM lets).
     setup : lines that make the environment, for example ``module load openmpi``.
-    launcher, jobs : as of `study run`.
+    launcher, jobs, keep : as of `study run`.
+    remarks : on the resources, for who reads the script.
     """
 
     name: str
@@ -69,12 +75,14 @@ class Submission:
     data_dir: Path
     parts: int
     elements: Sequence[int]
-    at_once: int = 0
+    at_once: int | None = None
     resources: Resources = field(default_factory=Resources)
     setup: tuple[str, ...] = ()
     launcher: str = "mpirun"
     jobs: int = 1
+    keep: str = "last"
     cut: Sequence[str] = ()
+    remarks: Sequence[str] = (CORES,)
 
     def array(self) -> str:
         """The script of the array."""
@@ -88,10 +96,13 @@ class Submission:
             *self._program, "study", "run", str(self.directory.resolve()),
             *(word for text in self.cut for word in ("--set", text)),
             "--data-dir", str(self.data_dir.resolve()), "--jobs", str(self.jobs), "--launcher", self.launcher,
+            "--keep-checkpoints", self.keep,
         ]  # fmt: skip
         return "\n".join(
             [
-                *self._head("every element runs a part of the study", options),
+                *self._head("every element runs a part of the study", options, self.remarks),
+                STAGING,
+                "",
                 f'{shlex.join(run)} --part "$SLURM_ARRAY_TASK_ID/{self.parts}" & pid=$!',
                 "trap 'kill -USR1 $pid' USR1     # before the time limit: stop in order, with checkpoints",
                 "wait $pid; code=$?",
@@ -123,11 +134,12 @@ class Submission:
             return [str(prefix.parent / "envs" / "run"), *program()]
         return program()
 
-    def _head(self, what: str, options: list[str]) -> list[str]:
+    def _head(self, what: str, options: list[str], remarks: Sequence[str] = ()) -> list[str]:
         flavour = os.environ.get("MFEDPBA_MPI")
         return [
             "#!/bin/bash",
             f"# {self.name}: {what}. Made by `mfedpba-mpi study submit`; edit it and submit it by hand as you like.",
+            *(f"# {remark}" for remark in remarks),
             *(f"#SBATCH {shlex.quote(option)}" for option in options),
             "",
             f"cd {shlex.quote(str(Path.cwd()))}",

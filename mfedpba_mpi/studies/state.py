@@ -18,13 +18,17 @@ PROMPT, ERROR = "$ ", f"{PROGRAM}: "  # before the command in it, and before wha
 
 @dataclass(frozen=True)
 class State:
-    """A run's status, its finished rounds of how many, its last average accuracy (NaN: none yet), and why it failed."""
+    """A run's status, its finished rounds of how many, its last average accuracy (NaN: none yet), and why it failed.
+
+    `fingerprint` is that of its data.
+    """
 
     status: str
     rounds: int = 0
     total: int = 0
     accuracy: float = math.nan
     reason: str = ""
+    fingerprint: str = ""
 
     @property
     def progress(self) -> str:
@@ -49,7 +53,8 @@ def state_of(directory: Path) -> State:
     average = run.average().tolist()
     reason = str(run.attributes.get("reason", "")) if status == FAILED else ""
     accuracy = average[-1] if average else math.nan
-    return State(status, len(run.rounds["tested"]), run.attributes["config"]["rounds"], accuracy, reason)
+    rounds, data = run.attributes["config"]["rounds"], str(run.attributes.get("data_fingerprint", ""))
+    return State(status, len(run.rounds["tested"]), rounds, accuracy, reason, data)
 
 
 def load_ended(directory: Path) -> Run | None:

@@ -30,11 +30,13 @@
 
 Names and values are those of `mfedpba-mpi run`. Everything is checked before the first run starts. A file with
 ``base = "main-table"`` (or another file) starts from that study and changes it, as [quick] does.
+
+Reading a study checks no names, and so needs no plugin. What methods of your own are called in tables is in the part
+[labels] of the copy in the study's directory.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,13 +50,29 @@ from typing import Any
 from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, read_toml, setting_names
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.catalog import METHODS, owners
-from mfedpba_mpi.options import check, fields_of, flat, kind_of, nearest, nested, option, shown
+from mfedpba_mpi.methods.catalog import SHIPPED as SHIPPED_METHODS
+from mfedpba_mpi.options import (
+    check,
+    fields_of,
+    flag_of,
+    flat,
+    kind_of,
+    nearest,
+    nested,
+    option,
+    shown,
+    toml,
+    toml_key,
+    unknown,
+)
+from mfedpba_mpi.plugins import load_defaults
 
 FILE = "study.toml"  # in a study's directory: the study as it is run there
 RANKS = "ranks"  # beside the settings of a run: on how many ranks it goes
 SEED = "seed"  # the axis that tables average over
 SHIPPED = files(__package__) / "shipped"
-_PARTS = ("base", "name", "title", "alone", "settings", "cross", "table", "quick")
+_PARTS = ("base", "name", "title", "alone", "settings", "cross", "table", "labels", "quick")
+_METHOD = "method"  # the axis whose labels are the methods' names for people
 _AXIS = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -115,9 +133,10 @@ class Planned(Place):
             if "." in name:
                 words += ["--set", f"{name}={_text(value)}"]
             elif kind_of(RunConfig, name)[0] is bool:
-                words += [_flag(name)] if value else []
+                on, _, off = flag_of(name).partition("/")
+                words += [on] if value else [off] if off else []
             else:
-                words += [_flag(name), _text(value)]
+                words += [flag_of(name), _text(value)]
         return words
 
 
@@ -167,6 +186,12 @@ class Study:
 
     def plan(self, data_dir: Path) -> list[Planned]:
         """Every run, checked."""
+        load_defaults()
+        try:
+            for name in self._names():
+                _check_name(name)
+        except UserError as error:
+            raise UserError(f"study {self.name}: {error}") from None
         runs: dict[Path, Planned] = {}
         for chosen in self._combinations():
             path = _place(chosen).path
@@ -178,6 +203,11 @@ class Study:
                 raise UserError(f"study {self.name}: two of its runs would both be {path}; name them apart")
             runs[path] = planned
         return list(runs.values())
+
+    def _names(self) -> list[str]:
+        """Every setting that it names, by its full name."""
+        crossed = [name for choices in self.axes.values() for choice in choices for name in choice.settings]
+        return [*self.settings, *crossed, *(name for name in self.quick if name not in self.axes)]
 
     def _combinations(self) -> Iterator[dict[str, Choice]]:
         for choices in product(*self.axes.values()):
@@ -209,15 +239,17 @@ class Study:
             for axis, choices in self.axes.items()
         }
         table = {name: getattr(self.layout, name) for name in fields_of(Layout)}
-        lines = [f"name = {_toml(self.name)}"] if named else []
-        lines += [f"title = {_toml(self.title)}", *(["alone = true"] if self.alone else [])]
+        lines = [f"name = {toml(self.name)}"] if named else []
+        lines += [f"title = {toml(self.title)}", *(["alone = true"] if self.alone else [])]
+        methods = [(str(choice.settings.get(_METHOD)), choice.label) for choice in self.axes.get(_METHOD, ())]
+        labels = {name: label for name, label in methods if name not in SHIPPED_METHODS and label != name}
         parts = {
             "settings": self.settings, "cross": cross, "table": {n: v for n, v in table.items() if v},
-            "quick": self.quick,
+            "labels": labels, "quick": self.quick,
         }  # fmt: skip
         for part, values in parts.items():
             if values:
-                lines += ["", f"[{part}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+                lines += ["", f"[{part}]", *(f"{toml_key(name)} = {toml(value)}" for name, value in values.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -246,7 +278,7 @@ def shipped_studies() -> Iterator[Study]:
 
 
 def read_study(path: Path) -> Study:
-    """The study that a file describes; names are checked here, values by `Study.plan`."""
+    """The study that a file describes; whether there are such settings and values is checked by `Study.plan`."""
     document = read_toml(path)
     try:
         return _study(document, path.stem)
@@ -265,21 +297,24 @@ def _study(document: Mapping[str, Any], stem: str) -> Study:
     for name in document:
         if name not in _PARTS:
             raise UserError(f"unknown part {shown(name)}{nearest(name, _PARTS)}; a study has: {', '.join(_PARTS)}")
-    settings, cross, table, quick = (_table(document, part) for part in ("settings", "cross", "table", "quick"))
+    settings, cross, table, labels, quick = (
+        _table(document, part) for part in ("settings", "cross", "table", "labels", "quick")
+    )
     if "base" in document:
         study = _base(document["base"], cross).changed(settings | cross)
     else:
         study = Study(stem, stem, settings, {name: _choices(name, values) for name, values in cross.items()})
     if not study.axes:
         raise UserError("nothing to cross; a study needs a part [cross] with at least one list, e.g. seed = [0, 1, 2]")
-    crossed = [name for choices in study.axes.values() for choice in choices for name in choice.settings]
-    for name in [*study.settings, *crossed, *(name for name in quick if name not in study.axes)]:
-        _check_name(name)
+    axes = dict(study.axes)
+    if _METHOD in axes:  # a method that is not registered has its name as its label so far
+        axes[_METHOD] = [replace(choice, label=str(labels.get(choice.label, choice.label))) for choice in axes[_METHOD]]
     name = str(document.get("name", stem))
     if not _slug_of(name):
         raise UserError(f"name: {shown(name)} cannot name a directory; use letters and digits")
     return replace(
         study,
+        axes=axes,
         name=_slug_of(name),
         title=str(document.get("title", study.title)),
         alone=document.get("alone", study.alone) is True,
@@ -309,7 +344,9 @@ def _table(document: Mapping[str, Any], part: str) -> dict[str, Any]:
 def _check_name(name: str) -> None:
     """Refuse what is no setting of a run, nor of a method."""
     method, dot, parameter = name.partition(".")
-    if dot and method in METHODS:
+    if dot and method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if dot:
         wanted, known, owner = parameter, list(fields_of(METHODS[method])), f"method {method}"
     else:
         wanted, known, owner = name, [*setting_names(), RANKS], "a run"
@@ -342,8 +379,8 @@ def _choices(axis: str, values: Any) -> list[Choice]:
     if not isinstance(values, list) or not values:
         raise UserError(f"cross: {axis} needs a list of values, got {shown(values)}")
     if not all(isinstance(value, Mapping) for value in values):
-        labels = {"method": {name: cls.label for name, cls in METHODS.items()}}.get(axis, {})
-        return [Choice(labels.get(str(value), _text(value)), {axis: value}) for value in values]
+        labels = {name: cls.label for name, cls in METHODS.items()} if axis == _METHOD else {}
+        return [Choice(labels.get(str(value), _label(axis, value)), {axis: value}) for value in values]
     if not _AXIS.fullmatch(axis):
         raise UserError(f"cross: {shown(axis)} cannot name a list of tables; use letters and digits")
     choices = []
@@ -371,13 +408,14 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _text(value: Any) -> str:
     """A value as it is written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _label(axis: str, value: Any) -> str:
+    """What a value of a list is called: a partition file by its stem."""
+    return Path(_text(value)).stem if axis == "partition" else _text(value)
 
 
 def _slug_of(text: str) -> str:
@@ -396,14 +434,4 @@ def _slug(axis: str, choice: Choice) -> str:
         return f"s{_slug_of(choice.label)}"
     if isinstance(value, int | float):
         return f"{axis.rpartition('.')[2]}-{_slug_of(choice.label)}"
-    return _slug_of(value if isinstance(value, str) else choice.label) or "none"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{name} = {_toml(item)}' for name, item in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return _slug_of(_label(axis, value) if isinstance(value, str) else choice.label) or "none"

@@ -199,7 +199,7 @@ def _notes(study: Study, values: Sequence[float], best: str) -> list[str]:
     notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed"]
     if len(values) - failed < total:
         said = f", {failed} failed" if failed else ""
-        notes.append(f"{len(values) - failed} of {total} runs are complete{said}")
+        notes.append(f"{len(values) - failed} of {'1 run is' if total == 1 else f'{total} runs are'} complete{said}")
     notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold, second best underlined")
     return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
 

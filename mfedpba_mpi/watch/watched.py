@@ -1,7 +1,7 @@
 """Runs and studies, looked at again and again by their files alone.
 
-Nothing is written and no lock is taken. A log is read anew only when it has changed; see `records.runlog` for why it
-can be read at any time.
+Nothing is written. A log is read anew only when it has changed; see `records.runlog` for why it can be read at any
+time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from mfedpba_mpi.console import count, duration
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING, UserError
-from mfedpba_mpi.records.lock import LOCK_NAME, held, owner_of
+from mfedpba_mpi.records.lock import LOCK_NAME, held, owner_of, shares_locks
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
 from mfedpba_mpi.studies.state import OUTPUT, PROMPT, State, last_words, overview
 from mfedpba_mpi.studies.study import FILE, read_study
@@ -71,10 +71,10 @@ class WatchedRun:
         self.status, self.reason = self._judge(alive)
 
     def _alive(self) -> bool | None:
-        """Whether the process that holds the lock lives, None if that cannot be known without trying to take it."""
-        owner = owner_of(self.directory / LOCK_NAME)
-        self.host = str(owner.get("host", ""))
-        return held(self.directory) if self.host == socket.gethostname() else None
+        """Whether a process holds the lock, None if that cannot be known on this host."""
+        self.host = str(owner_of(self.directory / LOCK_NAME).get("host", ""))
+        known = self.host == socket.gethostname() or (self.host and shares_locks(self.directory))
+        return held(self.directory) if known else None
 
     def _read(self) -> None:
         try:
@@ -111,7 +111,7 @@ class WatchedRun:
         if self.run.status != RUNNING:
             return self.run.status, str(self.run.attributes.get("reason", ""))
         if alive is False:
-            return INTERRUPTED, "its process is gone without a word"
+            return INTERRUPTED, "its process exited without a final status"
         if not late:
             return RUNNING, ""
         where = f"; whether it lives can be seen on {self.host} only" if self.host else ""

@@ -218,13 +218,13 @@ def test_gradient_is_that_of_the_re_solved_value() -> None:
     P_G, present, I_G = inputs()
     alignment = StructureAlignment(e_0=1.0, tol=1e-12)
     alignment(P_G, present, I_G)
-    state = alignment.state()
+    state = alignment.state_dict()
     P_G.requires_grad_()
     (gradient,) = torch.autograd.grad(alignment(P_G, present, I_G), P_G)
     P_G = P_G.detach()
 
     def value(shift: Tensor) -> float:
-        alignment.load_state(state)
+        alignment.load_state_dict(state)
         return alignment(P_G + shift, present, I_G).item()
 
     h = 1e-4
@@ -254,7 +254,7 @@ def test_modalities_of_many_classes_are_solved_one_by_one_to_the_same_plans(monk
     expected = together(P_G, present, I_G)
     monkeypatch.setattr(gromov, "TOGETHER", 5)
     torch.testing.assert_close(alone(P_G, present, I_G), expected, rtol=0, atol=1e-9)
-    torch.testing.assert_close(alone.state()["plans"], together.state()["plans"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(alone.state_dict()["plans"], together.state_dict()["plans"], rtol=0, atol=1e-9)
     assert together.iterations[0] == together.iterations[1]
     assert alone.iterations[0] != alone.iterations[1]
 
@@ -295,16 +295,16 @@ def test_record_tells_the_identity_from_the_uniform_plan() -> None:
 def test_a_restored_state_gives_the_same_bits() -> None:
     P_G, present, I_G = inputs()
     alignment = StructureAlignment()
-    assert alignment.state() == {}
+    assert alignment.state_dict() == {}
     for step in range(3):
         alignment(P_G + 0.02 * step, present, I_G)
-    state, restored = alignment.state(), StructureAlignment()
-    restored.load_state(state)
+    state, restored = alignment.state_dict(), StructureAlignment()
+    restored.load_state_dict(state)
     moved = P_G + 0.1 * points(C, D, 7, M)
     assert torch.equal(alignment(moved, present, I_G), restored(moved, present, I_G))
-    for name, value in alignment.state().items():
-        assert torch.equal(value, restored.state()[name])
-    assert not torch.equal(state["plans"], alignment.state()["plans"])
+    for name, value in alignment.state_dict().items():
+        assert torch.equal(value, restored.state_dict()[name])
+    assert not torch.equal(state["plans"], alignment.state_dict()["plans"])
 
 
 def test_plans_are_kept_until_the_present_classes_change() -> None:
@@ -314,13 +314,13 @@ def test_plans_are_kept_until_the_present_classes_change() -> None:
     first = alignment.record().iterations
     alignment(P_G, present, I_G)
     assert (alignment.record().iterations < first).all()
-    kept = alignment.state()["plans"][0]
+    kept = alignment.state_dict()["plans"][0]
     fewer = present.clone()
     fewer[1, 0] = False
     alignment(P_G, fewer, I_G)
     fresh(P_G, fewer, I_G)
-    plans = alignment.state()["plans"]
-    assert torch.equal(plans[1], fresh.state()["plans"][1])
+    plans = alignment.state_dict()["plans"]
+    assert torch.equal(plans[1], fresh.state_dict()["plans"][1])
     assert (plans[0] - kept).abs().sum() < 1e-4
     assert torch.equal(plans[1, 0], torch.zeros(C, dtype=torch.float64))
 

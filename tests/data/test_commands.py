@@ -91,7 +91,9 @@ def test_synthesize_does_not_replace_real_data(shared_data: Path, tmp_path: Path
 def test_synthesize_refuses_a_shape_for_a_dataset_that_has_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="youtube has its own shape"):
         call(tmp_path, "synthesize", "youtube", "--samples", 100)
-    with pytest.raises(UserError, match="expected widths like 64,128, got '6;4'"):
+    for zero in (("--samples", "0"), ("--classes", "0"), ("--classes", "1")):
+        assert "not in the range" in CliRunner().invoke(data, ["synthesize", "synthetic", *zero]).output
+    with pytest.raises(UserError, match=r"expected whole numbers separated by commas, e\.g\. 64,128, got '6;4'"):
         call(tmp_path, "synthesize", "synthetic", "--dims", "6;4")
     with pytest.raises(UserError, match="unknown dataset 'utube'"):
         call(tmp_path, "synthesize", "utube")

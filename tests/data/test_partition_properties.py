@@ -123,8 +123,8 @@ def test_too_many_clients_are_refused(labels, K, kind, alpha, seed):
 @given(labels_of(), st.integers(1, 6), st.integers(0, 40), KINDS | st.just(""), ALPHAS, VALIDATION, SEEDS)
 def test_a_run_has_a_partition_or_an_error_that_says_why_not(labels, M, K, kind, alpha, share, seed):
     info = Dataset("toy", len(labels), 300, tuple(Modality(f"I{m}", "I", 4) for m in range(M)))
-    settings = {"clients": K, "partition": kind, "alpha": alpha, "validation": share, "seed": seed}
-    config = make_config({"dataset": "toy.h5", **settings})
+    given_some = {name: value for name, value in {"clients": K, "partition": kind}.items() if value}
+    config = make_config({"dataset": "toy.h5", "alpha": alpha, "validation": share, "seed": seed, **given_some})
     if (kind == "m2" and M == 1) or len(labels) < MIN_SAMPLES * (K or M):
         with pytest.raises(UserError, match=r"^(clients: .* is too many|partition m2 needs two modalities)"):
             fit_to_data(config, info)

@@ -94,7 +94,7 @@ def _drop_modality(labels: np.ndarray, values: list) -> None:
         (_spoil_dense, "modality a of toy: NaN or infinite"),
         (_spoil_sparse, "modality b of toy: NaN or infinite"),
         (_drop_rows, "expected 40 x 5 values, got (39, 5)"),
-        (_drop_modality, "expected 2 modalities, got 1"),
+        (_drop_modality, "values of modalities: expected 2, got 1"),
     ],
 )
 def test_bad_contents_are_refused_and_leave_no_file(tmp_path: Path, spoil, message: str) -> None:
@@ -221,6 +221,13 @@ def test_a_store_that_leads_to_another_file_is_refused(path: Path, tmp_path: Pat
     with h5py.File(path, "r+") as file:
         spoil(file, elsewhere)
     with pytest.raises(UserError, match="labels leads to another file"):
+        FeatureStore(path)
+
+
+def test_a_store_with_a_type_that_nobody_knows_is_named(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["modalities/0"].attrs["type"] = "X"
+    with pytest.raises(UserError, match=rf"{path.name} cannot be read.* \(modality a: type 'X' is not known"):
         FeatureStore(path)
 
 

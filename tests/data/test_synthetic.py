@@ -9,6 +9,7 @@ import pytest
 
 from mfedpba_mpi.data import synthetic
 from mfedpba_mpi.data.catalog import CATALOG, Dataset
+from mfedpba_mpi.data.scratch import Scratch
 from mfedpba_mpi.data.store import FeatureStore
 from mfedpba_mpi.data.synthetic import RECIPES, cache_name, class_sizes, ensure_synthetic, free_form, synthesize
 from mfedpba_mpi.errors import UserError
@@ -108,7 +109,7 @@ def test_more_noise_is_harder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_free_shape_is_kept_and_named_by_its_shape(tmp_path: Path) -> None:
     info = free_form(60, 3, (6, 10, 4, 5, 7))
     assert [m.type for m in info.modalities] == ["I", "L", "A", "T", "I"]
-    path = ensure_synthetic(info, tmp_path)
+    path = ensure_synthetic(info, Scratch(tmp_path))
     assert path == tmp_path / "synthetic" / "synthetic-n60-c3-d6x10x4x5x7.h5"
     store = FeatureStore(path)
     assert (store.info, store.origin) == (info, "synthetic")
@@ -137,12 +138,12 @@ def test_a_stand_in_is_made_once_and_again_when_damaged_or_out_of_date(
 
     monkeypatch.setattr(synthetic, "write_synthetic", counting)
     info = free_form(30, 2, (4,))
-    path = ensure_synthetic(info, tmp_path)
-    ensure_synthetic(info, tmp_path)
+    path = ensure_synthetic(info, Scratch(tmp_path))
+    ensure_synthetic(info, Scratch(tmp_path))
     assert len(made) == 1
     path.write_bytes(path.read_bytes()[:100])
-    ensure_synthetic(info, tmp_path)
+    ensure_synthetic(info, Scratch(tmp_path))
     assert len(made) == 2
     monkeypatch.setitem(RECIPES, "synthetic", replace(RECIPES["synthetic"], noise=9.0))
-    ensure_synthetic(info, tmp_path)
+    ensure_synthetic(info, Scratch(tmp_path))
     assert len(made) == 3

@@ -21,6 +21,7 @@ from mfedpba_mpi.data import importing, quality  # noqa: F401
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
 from mfedpba_mpi.data.commands import data
 from mfedpba_mpi.data.partition import make_partition
+from mfedpba_mpi.data.partition_file import read_partition_file
 from mfedpba_mpi.data.readers import images
 from mfedpba_mpi.data.readers.descriptors import WIDTHS, describe
 from mfedpba_mpi.data.shards import has_shards, read_clients, read_partition, write_shards
@@ -95,6 +96,23 @@ def read_shards(path: Path) -> str:
     parts = [part for client in clients for part in (client.labels, client.n_train, *client.values.values())]
     rows = (*partition.train, *partition.test)
     return digest(has_shards(path, "a key"), *parts, partition.modalities, *rows)
+
+
+PARTED = Dataset("toy", N, 3, (Modality("a", "I", 6), Modality("b", "T", 8)))
+
+
+def make_partition_file(suffix: str) -> Callable[[Path], Path]:
+    def make(directory: Path) -> Path:
+        path = directory / f"partition.{suffix}"
+        make_partition(LABELS, 2, 3, "m1+", 0.5, 0, 8).save(path)
+        return path
+
+    return make
+
+
+def read_parted(path: Path) -> str:
+    partition = read_partition_file(path, PARTED)
+    return digest(partition.digest, partition.is_split)
 
 
 def make_mat(version: str) -> Callable[[Path], Path]:
@@ -268,6 +286,8 @@ KINDS: dict[str, Kind] = {
     "store dense": Kind(lambda directory: make_store(directory, sparse=False), read_store, ours=True),
     "store sparse": Kind(lambda directory: make_store(directory, sparse=True), read_store, ours=True),
     "shards": Kind(make_shards, read_shards, ours=True),
+    "partition h5": Kind(make_partition_file("h5"), read_parted, ours=True),
+    "partition csv": Kind(make_partition_file("csv"), read_parted),
     "image part": Kind(make_part, read_part, ours=True),
     "mat 4": Kind(make_mat("4"), imported("toy")),
     "mat 5": Kind(make_mat("5"), imported("toy")),

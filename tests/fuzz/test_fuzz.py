@@ -1,4 +1,4 @@
-"""A thousand damaged files, each read as it was, refused in one line that names it, or, if not ours, read otherwise."""
+"""Hundreds of damaged files, each read as it was, refused in one line that names it, or, if not ours, otherwise."""
 
 import subprocess
 import sys
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def test_damaged_files_are_noticed_in_one_line() -> None:
-    line = [sys.executable, "-m", "tests.fuzz", "--cases", "1000", "--seed", "0"]
+    line = [sys.executable, "-m", "tests.fuzz", "--cases", "300", "--seed", "0"]
     done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -366,14 +366,14 @@ def test_what_server_and_client_show_is_all_they_keep(federation):
     _, clients, server = federation(generator_steps=5, generator_optimizer="adam")
     inbox = round_(1, clients, server, server.first_message())
     _, others, other = federation(generator_steps=5, generator_optimizer="adam")
-    for name, value in other.state().items():
-        value.copy_(server.state()[name])
+    for name, value in other.state_dict().items():
+        value.copy_(server.state_dict()[name])
     for a, b in zip(clients, others, strict=True):
         b.model.load_state_dict(a.model.state_dict())
     assert all(torch.equal(value, inbox[name]) for name, value in other.first_message().items())
     a, b = round_(2, clients, server, inbox), round_(2, others, other, inbox)
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert all(torch.equal(server.state()[name], value) for name, value in other.state().items())
+    assert all(torch.equal(server.state_dict()[name], value) for name, value in other.state_dict().items())
     assert server.steps == 10
 
 

@@ -123,7 +123,7 @@ def test_only_uploads_of_the_round_count(by_hand):
     reply = server.step(2, 0, {1: clients[1].update(2, 0, {})})
     assert reply["P_present"].tolist() == [True, False, False]
     torch.testing.assert_close(reply["P_G"][0], torch.tensor([3.0, 4.0]))
-    assert not server.state()
+    assert not server.state_dict()
     assert method.predicts_from_reply
 
 

@@ -61,7 +61,7 @@ def test_a_round_by_hand(by_hand):
         "outer.bias": [-0.05, 0.05],
         "uploaded": [True, True, False],
     }
-    for name, value in server.state().items():
+    for name, value in server.network.state_dict().items():
         torch.testing.assert_close(value, torch.tensor(expected.pop(name)), check_dtype=False)
     assert not expected
     # Hidden: (1.93, 0.1), (0, 5.84), (3.4, 7.1).
@@ -225,11 +225,11 @@ def test_the_state_is_all_that_persists(by_hand):
     uploads = uploads_of(clients)
     server.step(1, 0, {0: uploads[0]})
     other = by_hand("fedtgp", TWO, modalities=2).server
-    for name, value in other.state().items():
-        value.copy_(server.state()[name])
+    for name, value in other.state_dict().items():
+        value.copy_(server.state_dict()[name])
     one, two = server.step(2, 0, {1: uploads[1]}), other.step(2, 0, {1: uploads[1]})
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert all(torch.equal(value, other.state()[name]) for name, value in server.state().items())
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in server.state_dict().items())
 
 
 def test_defaults_of_the_server_are_the_clients_and_d(by_hand):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -50,12 +51,29 @@ def test_restriction_and_reproducibility() -> None:
     assert draws("L", families=("CNN1D", "DNN")) == draws("L", families=("DNN", "CNN1D"))
 
 
+def test_an_own_family_is_drawn_only_where_it_is_named(own_family: Callable[..., None]) -> None:
+    before, named = draws("A"), draws("A", families=("DNN", "Resmodel"))
+    own_family("Own", "A", nn.Identity)
+    assert draws("A") == before
+    assert draws("A", families=("DNN", "Resmodel")) == named
+    assert {a.family for a in draws("A", families=("DNN", "Own"))} == {"DNN", "Own"}
+
+
+def test_draws_do_not_depend_on_the_order_of_registration(own_family: Callable[..., None]) -> None:
+    own_family("Beta", "A", nn.Identity)
+    own_family("Alpha", "A", nn.Identity)
+    drawn = draws("A", families=("Alpha", "Beta"))
+    del FAMILIES["Beta"]
+    own_family("Beta", "A", nn.Identity)
+    assert draws("A", families=("Alpha", "Beta")) == drawn
+
+
 def test_errors_name_the_cause() -> None:
     with pytest.raises(UserError, match=r"type I.*TextCNN.*DNN, CNN2D"):
         draws("I", families=("TextCNN",))
     with pytest.raises(UserError, match="RNN"):
         draws("I", families=("RNN",))
-    with pytest.raises(UserError, match="type X"):
+    with pytest.raises(UserError, match="type 'X'"):
         draws("X")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -10,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.errors import UserError, describe_error
 from mfedpba_mpi.models.architecture import FAMILIES, Architecture, sample_architecture
 from mfedpba_mpi.models.extractors import Flat, build_extractor, has_batchnorm
 from mfedpba_mpi.models.inputs import SparseRows, modality_rows
@@ -120,3 +124,103 @@ def test_sparse_weights_are_drawn_like_dense_ones() -> None:
     torch.manual_seed(0)
     sparse, dense = (build_extractor(*example("DNN", 2, 3000, kind), D)[0].weight for kind in (True, False))
     assert float((sparse.std() / dense.std()).detach()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("init", ["pytorch", "he"])
+def test_an_own_family_keeps_the_weights_its_builder_gave_it(own_family: Callable[..., None], init: str) -> None:
+    trained = nn.Sequential(nn.Unflatten(1, (1, 3, 3)), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, D))
+    expected = copy.deepcopy(trained)
+    own_family("Own", "I", lambda *_: trained)
+    built = build_extractor(Architecture("Own", (32,)), Modality("x", "I", 9), D, init)
+    for name, parameter in built.named_parameters():
+        assert torch.equal(parameter, expected.get_parameter(name)), name
+
+
+def test_a_module_that_its_builder_returns_twice_is_two_extractors(own_family: Callable[..., None]) -> None:
+    trunk = nn.Sequential(nn.BatchNorm1d(9), nn.Linear(9, D))
+    expected = copy.deepcopy(trunk.state_dict())
+    own_family("Own", "I", lambda *_: trunk)
+    first, second = (build_extractor(Architecture("Own", (32,)), Modality("x", "I", 9), D) for _ in range(2))
+    first(torch.randn(12, 9))
+    nn.init.zeros_(first[1].weight)
+    for name, value in second.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_trying_an_own_family_draws_nothing_and_leaves_it_as_it_is(own_family: Callable[..., None]) -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().forward(x) + torch.randn(D)
+
+    own_family("Own", "I", lambda architecture, modality, d: Noisy(9, d))
+    torch.manual_seed(0)
+    built = build_extractor(Architecture("Own", (32,)), Modality("x", "I", 9), D)
+    found = torch.rand(1)
+    torch.manual_seed(0)
+    nn.Linear(9, D)
+    assert found == torch.rand(1)
+    assert not hasattr(built, "calls")
+    assert built.training
+
+
+class Squeezed(nn.Linear):
+    """(1, width) -> (d,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class Pair(nn.Linear):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x), x
+
+
+class Halved(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).half()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Linear(9, 5), r"shape \(B, d\): for 3 x 9 inputs float32 \(3, 24\), not float32 \(3, 5\)"),
+        (nn.Flatten(0), r"float32 \(3, 24\), not float32 \(27,\)"),
+        (Squeezed(9, D), r"for 1 x 9 inputs float32 \(1, 24\), not float32 \(24,\)"),
+        (Pair(9, D), r"float32 \(3, 24\), not tuple"),
+        (Halved(9, D), r"float32 \(3, 24\), not float16 \(3, 24\)"),
+        (nn.Sequential(nn.LazyLinear(7), nn.Linear(7, D)), r"0.weight has no shape yet"),
+        (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(9, D)), r"changes its input in place"),
+        (torch.zeros(9, D), r"must return an nn.Module, not Tensor"),
+    ],
+)
+def test_an_own_family_that_cannot_be_an_extractor_is_refused(
+    own_family: Callable[..., None], module: object, words: str
+) -> None:
+    own_family("Own", "I", lambda *_: module)
+    with pytest.raises(UserError, match=words) as raised:
+        build_extractor(Architecture("Own", (32,)), Modality("pix", "I", 9), D)
+    assert describe_error(raised.value).startswith("extractor family Own, modality pix: ")
+
+
+def test_an_error_in_an_own_family_names_it(own_family: Callable[..., None]) -> None:
+    own_family("Own", "I", lambda *_: nn.Linear(4, D))
+    with pytest.raises(RuntimeError, match="3x9 and 4x24") as raised:
+        build_extractor(Architecture("Own", (32,)), Modality("pix", "I", 9), D)
+    assert describe_error(raised.value).startswith("extractor family Own, modality pix: RuntimeError: ")
+
+
+def test_an_own_family_is_tried_on_sparse_rows_where_the_modality_is_sparse(own_family: Callable[..., None]) -> None:
+    class Dense(nn.Linear):
+        def forward(self, x: SparseRows) -> Tensor:
+            return super().forward(x.dense())
+
+    own_family("Own", "L", lambda architecture, modality, d: Dense(modality.width, d))
+    built = build_extractor(Architecture("Own", (32,)), Modality("words", "L", 40, sparse=True), D)
+    assert built(sparse_rows(5, 40)).shape == (5, D)
+
+
+@pytest.mark.parametrize("types", ["", "X", "IX"])
+def test_an_own_family_is_for_known_types(own_family: Callable[..., None], types: str) -> None:
+    with pytest.raises(ValueError, match="letters of ILAT"):
+        own_family("Own", types, nn.Identity)

@@ -118,7 +118,7 @@ def saved(tiny, tmp_path):
     """A run of three rounds with a checkpoint after each: (its configuration, its directory)."""
     directory = tmp_path / "saved"
     directory.mkdir()
-    federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+    federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1, keep="all"))
     return tiny(), directory
 
 
@@ -128,6 +128,42 @@ def test_two_generations_are_kept_and_each_carries_the_log_of_its_rounds(saved):
     for path, rounds in zip(places, (2, 3), strict=True):
         log = load_run(path / "log.h5")
         assert (log.status, len(log.rounds["accuracy"])) == ("running", rounds)
+
+
+@pytest.mark.parametrize(("keep", "left"), [("last", ["round-00000003"]), ("none", [])])
+def test_a_complete_run_keeps_only_what_it_is_told_to(tiny, tmp_path, keep, left):
+    class Look:
+        """Sees which checkpoints there are at the time at which the log says complete."""
+
+        def end(self, end):
+            assert load_run(tmp_path / "run").status == "complete"
+            self.places = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+
+        def start(self, start):
+            (tmp_path / "run/checkpoints/.round-00000001.part").mkdir(parents=True)
+
+        def round(self, result): ...
+
+    (tmp_path / "run").mkdir()
+    look, checkpoints = Look(), Checkpoints(tmp_path / "run", every=1, keep=keep)
+    federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path / "run"), look], checkpoints)
+    assert {"round-00000002", "round-00000003"} <= set(look.places)
+    assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == left
+    assert (tmp_path / "run/checkpoints").exists() == bool(left)
+
+
+def test_a_run_that_is_not_complete_keeps_two_checkpoints_whatever_it_was_told(tiny, tmp_path, monkeypatch):
+    epoch = Client.epoch
+
+    def fail(self, t, number):
+        if t == 3:
+            raise ValueError("no")
+        return epoch(self, t, number)
+
+    monkeypatch.setattr(Client, "epoch", fail)
+    with pytest.raises(Ended):
+        federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path)], Checkpoints(tmp_path, every=1, keep="none"))
+    assert len(list(tmp_path.glob("checkpoints/round-*"))) == 2
 
 
 def test_a_finished_run_can_be_extended(saved, tiny, finished, tmp_path):
@@ -202,7 +238,7 @@ def test_what_a_killed_write_left_behind_is_no_checkpoint(saved):
 def test_other_data_are_refused(saved, tiny, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with pytest.raises(UserError, match=r"is not the data that the run was begun with .* --data-dir"):
+    with pytest.raises(UserError, match=r"was started with other data than .*; it was started with --data-dir"):
         federate(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
 
 

@@ -1,12 +1,17 @@
 """The page of a run, of several runs and of a study: what is on it, and the files beside it."""
 
 import dataclasses
-import re
+import shutil
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mfedpba_mpi import report
-from mfedpba_mpi.report.making import grouped, make_page, run_page
+from mfedpba_mpi.report.commands import report as report_command
+from mfedpba_mpi.report.grouping import differing, grouped
+from mfedpba_mpi.report.making import make_page, run_page
+from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.studies.study import find_study
 
 STUDY = """
@@ -57,10 +62,53 @@ def test_a_run_that_has_just_begun_has_a_page_too(finished):
     assert "running after 0 of 3 rounds" in run_page(begun).html()
 
 
-def test_runs_that_differ_in_the_seed_only_are_one_group(finished):
-    runs = [finished(method="local"), finished(method="local", seed=1), finished(), finished(lr=0.02)]
-    names = [(re.sub(r"run\d", "DIR", name), len(group)) for name, group in grouped(runs).items()]
-    assert names == [("Local", 2), ("MFedPBA (DIR)", 1), ("MFedPBA (DIR)", 1)]
+def test_runs_that_differ_in_the_seed_only_are_one_group(made):
+    runs = [made(method="local"), made(method="local", seed=1), made(), made(lr=0.02)]
+    groups = {"Local": runs[:2], "MFedPBA (lr 0.01)": runs[2:3], "MFedPBA (lr 0.02)": runs[3:]}
+    assert grouped(runs) == groups
+
+
+def at(run, path, **attributes):
+    return dataclasses.replace(run, path=Path(path, "run.h5"), attributes={**run.attributes, **attributes})
+
+
+def test_runs_that_repeat_a_seed_are_told_apart_by_their_directories(made):
+    run, other = made(), made(seed=1)
+    paths = ["old/a/s0", "new/a/s0", "new/b/s0", "old/a/s1"]
+    names = list(grouped([*(at(run, path) for path in paths[:3]), at(other, paths[3])]))
+    assert names == [f"MFedPBA ({path})" for path in paths]
+    assert list(grouped([at(run, "old/s0"), at(run, "new/s0")])) == ["MFedPBA (old)", "MFedPBA (new)"]
+    assert list(grouped([at(run, "x"), at(run, "x/y")])) == ["MFedPBA (x)", "MFedPBA (x/y)"]
+    assert len(grouped([run, run])) == 1
+
+
+def test_runs_on_other_data_of_the_same_name_are_no_group(made):
+    runs = [at(made(), "a"), at(made(seed=1), "b", data_fingerprint="0" * 64)]
+    assert list(grouped(runs)) == ["MFedPBA (a)", "MFedPBA (b)"]
+    assert differing(runs)["data_fingerprint"][1] == "0" * 12
+
+
+def test_many_settings_that_differ_are_left_to_the_directories(made):
+    config = made().attributes["config"] | dict.fromkeys(("lr", "batch_size", "epochs", "rounds", "clients"), 7)
+    assert list(grouped([at(made(), "a"), at(made(), "b", config=config)])) == ["MFedPBA (a)", "MFedPBA (b)"]
+
+
+def test_three_runs_of_one_directory_name_have_a_page(made, tmp_path):
+    for name, run in {"a": made(), "b": made(), "c": made(lr=0.02)}.items():
+        shutil.copytree(run.path.parent, tmp_path / name / "s0")
+    page = make_page([tmp_path / name / "s0" for name in "abca"])
+    names = [f"MFedPBA ({name})" for name in "abc"]
+    assert [row[0] for row in page.tables["accuracy"].rows] == names
+    assert [row[0] for row in page.tables["runs"].rows] == names
+    assert [axes.get_title() for axes in page.figures["prototypes"].axes] == names
+
+
+def test_a_run_that_is_given_twice_is_said_to_count_once(made, tmp_path, monkeypatch):
+    run, asked = made().path, []
+    monkeypatch.setattr("mfedpba_mpi.report.making.make_page", lambda sources: asked.extend(sources) or Page("a page"))
+    done = CliRunner().invoke(report_command, [*map(str, (run.parent, run)), "--out", str(tmp_path)])
+    assert f"{run} is given more than once and counts once" in done.output
+    assert asked == [run.parent]
 
 
 def test_runs_are_laid_side_by_side(finished):

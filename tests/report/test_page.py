@@ -198,10 +198,12 @@ def test_latex_is_escaped_and_marked() -> None:
     rows = [["50 % of $x_1$ {a}", "49.04 ± 0.21", -1.5], ["[b] \\ <|>\n\n~^", "7.5", None]]
     table = Table("a", "Title_1", ["m & n", "accuracy", "loss"], rows, {(0, 1): 1, (1, 1): 2}, "Caption.")
     assert as_latex(table, "synthetic data").splitlines() == [
+        r"% needs \usepackage{booktabs} and \usepackage{graphicx}",
         r"\begin{table}",
         r"\centering",
         r"\caption{Title\_1 (synthetic data). Caption.}",
         r"\label{tab:a}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         r"\begin{tabular}{lrr}",
         r"\toprule",
         r"m \& n & accuracy & loss \\",
@@ -210,7 +212,7 @@ def test_latex_is_escaped_and_marked() -> None:
         r"{}[b] \textbackslash{} \textless{}\textbar{}\textgreater{} \textasciitilde{}\textasciicircum{}"
         r" & \underline{7.5} & -- \\",
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\end{table}",
     ]
 

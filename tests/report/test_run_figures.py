@@ -2,9 +2,11 @@
 
 import io
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,6 +23,7 @@ from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.report import prototype_figures, run_figures
 from mfedpba_mpi.report.run_figures import FIGURES, drawn
+from mfedpba_mpi.report.style import COLUMN
 
 Make = Callable[..., Run]
 
@@ -90,7 +93,7 @@ def test_synthetic_data_are_marked_and_real_data_are_not(name: str, run: Run, ch
 
 
 def test_a_synthetic_run_beside_a_real_one_is_partly_synthetic(run: Run, changed: Make) -> None:
-    real = changed(run, attributes={"data_origin": "real"})
+    real = changed(run, Path("real/run.h5"), {"data_origin": "real"})
     assert prototype_figures.prototypes(run, real).get_supxlabel() == "partly synthetic data"
 
 
@@ -200,9 +203,35 @@ def test_classes_a_client_does_not_have_are_not_drawn(run: Run, changed: Make) -
         assert shades.count(prototype_figures.CLASSES[c].lower()) == owned @ (counts[:, c] > 0)
 
 
-def test_the_same_prototypes_make_the_same_picture(run: Run) -> None:
-    left, right = prototype_figures.prototypes(run, run).axes
+def test_the_same_prototypes_make_the_same_picture(run: Run, changed: Make) -> None:
+    left, right = prototype_figures.prototypes(run, changed(run, Path("copy/run.h5"))).axes
     np.testing.assert_array_equal(points(left), points(right))
+
+
+def with_seed(run: Run, seed: int, changed: Make, method: str = "MFedPBA", **groups: Any) -> Run:
+    config = {**run.attributes["config"], "seed": seed, "method": method}
+    return changed(run, Path(f"{method}/s{seed}/run.h5"), {"config": config, "label": method}, **groups)
+
+
+def titles(figure: Any) -> list[str]:
+    return [axes.get_title() for axes in figure.axes if axes.get_title()]
+
+
+@pytest.mark.parametrize("number", [3, 4, 9])
+def test_every_run_has_its_prototypes_shown(number: int, run: Run, changed: Make) -> None:
+    figure = prototype_figures.prototypes(*(with_seed(run, i, changed) for i in range(number)))
+    assert titles(figure) == [f"MFedPBA, seed {i}" for i in range(number)]
+    assert not figure.legends[-1].get_title().get_text()
+
+
+def test_runs_whose_prototypes_are_not_shown_are_named(run: Run, changed: Make) -> None:
+    runs = [with_seed(run, seed, changed, method) for method in ("A", "B", "C") for seed in range(4)]
+    runs[8] = with_seed(run, 0, changed, "C", final=None)
+    figure = prototype_figures.prototypes(*runs)
+    assert titles(figure) == ["A, seed 0", "B, seed 0", "C, seed 1"]
+    left = [f"{method}, seed {seed}" for method, seed in ("A1", "A2", "A3", "B1", "B2", "B3", "C2", "C3")]
+    words = f"3 of 12 runs. No room for {'; '.join(left)}. No prototypes in C, seed 0."
+    assert figure.legends[-1].get_title().get_text().replace("\n", " ") == words
 
 
 def test_prototypes_of_one_class_lie_together_where_classes_are_far_apart(run: Run, changed: Make) -> None:
@@ -303,6 +332,15 @@ def test_networks_are_left_out_where_widths_are_not_known(run: Run, changed: Mak
     assert len(run_figures.communication(unknown).axes[0].lines) == 3
 
 
+def test_networks_are_left_out_where_a_family_is_one_s_own(run: Run, changed: Make) -> None:
+    own = [
+        json.dumps([{**fields, "family": "Own"} for fields in json.loads(text)])
+        for text in run.partition["architectures"]
+    ]
+    unknown = changed(run, partition={"architectures": own})
+    assert len(run_figures.communication(unknown).axes[0].lines) == 3
+
+
 def test_a_method_that_sends_nothing_says_so(made: Make) -> None:
     assert "Local sends nothing" in texts(run_figures.communication(made(method="local")))
 
@@ -344,3 +382,10 @@ def test_gradients_are_running_means_beside_the_rate(run: Run, changed: Make) ->
 def test_a_run_without_gradients_says_how_to_get_them(made: Make) -> None:
     with pytest.raises(UserError, match="--track-gradients"):
         run_figures.gradients(made(method="local"))
+
+
+def test_a_notebook_shows_a_figure_as_a_picture(run: Run) -> None:
+    picture = run_figures.accuracy(run)._repr_png_()
+    assert picture.startswith(b"\x89PNG\r\n")
+    width, _ = struct.unpack(">II", picture[16:24])
+    assert width == int(150 * COLUMN)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
+from mfedpba_mpi.data.sealed import seal
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.records.run import LOG_NAME, Run, seal
+from mfedpba_mpi.records.run import LOG_NAME, Run
 from mfedpba_mpi.report.study_figures import cells_of, client_table, convergence, figures_of, panels
 from mfedpba_mpi.report.table_figures import curve
 from mfedpba_mpi.studies.study import find_study, read_study

@@ -58,7 +58,9 @@ SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+# As on most clusters memory is given out as well, and a step takes that of the whole job.
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=1000
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
 KillWait=5

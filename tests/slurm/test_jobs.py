@@ -12,8 +12,20 @@ from mfedpba_mpi.comm.devices import pick
 from tests.chaos.disk import differences
 from tests.slurm.cluster import ROOT, Cluster
 
-YOUTUBE = ("--dataset", "youtube", "--rounds", 2)
-TINY = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10,8", "--feature-dim", 8)
+YOUTUBE = ("--allow-synthetic", "--dataset", "youtube", "--rounds", 2)
+TINY = (
+    "--allow-synthetic",
+    "--dataset",
+    "synthetic",
+    "--samples",
+    120,
+    "--classes",
+    3,
+    "--dims",
+    "6,10,8",
+    "--feature-dim",
+    8,
+)
 LONG = (*TINY, "--rounds", 60)
 CHECKPOINTS = ("--checkpoint-every", 5)
 TWO_NODES = ("--nodes=2", "--ntasks=2")

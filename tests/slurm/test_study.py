@@ -2,12 +2,13 @@
 
 import re
 import sys
+from datetime import datetime
 
 import pytest
 
 from mfedpba_mpi import load_run
 from tests.chaos.disk import differences
-from tests.slurm.test_jobs import LONG, TINY, rounds
+from tests.slurm.test_jobs import LONG, TINY, pmix, rounds
 
 STUDY = """
 [settings]
@@ -60,3 +61,18 @@ def test_an_element_that_is_told_to_stop_goes_on_and_the_table_waits_for_it(clus
     assert cluster.finish(table) == 0, cluster.output(table)
     assert not differences(load_run(tmp_path / "out/mfedpba"), unbatched(*LONG), whole=True)
     assert "runs are complete" not in (tmp_path / "out/table.txt").read_text()  # all are
+
+
+@pmix
+def test_runs_that_srun_starts_go_side_by_side(cluster, submitted, tmp_path):
+    """On nodes with unequal shares, with memory and GPUs that the first step would keep to itself."""
+    side_by_side = ("--ranks", 3, "--jobs", 2, "--per-element", 2, "--launcher", "srun --mpi=pmix")
+    resources = ("--nodes", 2, "--mem", "6000M", "--gpus-per-node", 2, "--cpus-per-task", 2)
+    array, _ = submitted('device = ["cpu"]\nseed = [0, 1]', 30, *side_by_side, *resources)
+    (record,) = cluster.wait(array)
+    assert record["JobState"] == "COMPLETED", cluster.output(array)
+    runs = [tmp_path / "out/cpu" / name for name in ("s0", "s1")]
+    assert all("step creation temporarily disabled" not in (run / "output.txt").read_text() for run in runs)
+    began = [datetime.fromisoformat(load_run(run).attributes["started"]).timestamp() for run in runs]
+    ended = [(run / "run.h5").stat().st_mtime for run in runs]
+    assert max(began) < min(ended)

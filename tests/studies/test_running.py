@@ -6,12 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from mfedpba_mpi import load_run
-from mfedpba_mpi.studies.state import OUTPUT
+from mfedpba_mpi.cli import cli
+from mfedpba_mpi.errors import COMPLETE, UserError
+from mfedpba_mpi.planning.calibration import process_bytes
+from mfedpba_mpi.studies.running import Runner, refuse_other_data
+from mfedpba_mpi.studies.slurm import STAGING
+from mfedpba_mpi.studies.state import OUTPUT, State
+from mfedpba_mpi.studies.study import read_study
 
 STUDY = """
 title = "Small"
@@ -54,7 +62,7 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
     assert "4 complete already, 0 to do" in again.stdout
     assert (directory / "local/s1/run.h5").stat().st_mtime_ns == before
     assert command("study", "status", "runs/small").stdout.endswith("4 complete\n")
-    assert command("study", "table", "runs/small", "--format", "latex").stdout.startswith(r"\begin{table}")
+    assert command("study", "table", "runs/small", "--format", "latex").stdout.startswith("% needs")
 
     by_hand = (
         "--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10,8", "--feature-dim", 8,
@@ -153,6 +161,23 @@ def test_a_study_is_not_started_under_mpirun(study, monkeypatch, command):
     assert "start it without mpirun" in result.stderr
 
 
+def test_a_study_hands_on_which_checkpoints_to_keep(study, tmp_path):
+    planned = read_study(tmp_path / study).plan(tmp_path)[0]
+    assert " --keep-checkpoints none " in " ".join(Runner(tmp_path, tmp_path, keep="none").line(planned))
+
+
+def test_a_dry_run_says_what_the_runs_take_on_disk(study, tmp_path, monkeypatch):
+    """Two methods share the shards of a seed: 120 rows of at most 24 numbers, label and row number, for each of two."""
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(cli, ["study", "run", study, "--dry-run"], catch_exceptions=False).output
+    logs, checkpoints, shards = re.search(
+        r"logs ([\d.]+) kB, checkpoints ([\d.]+) MB .*shards ([\d.]+) kB", " ".join(said.split())
+    ).groups()
+    assert 4 * 85 < float(logs) < 4 * 200
+    assert float(checkpoints) > float(logs) / 1000
+    assert float(shards) < 2 * 120 * (4 * 24 + 16) / 1000
+
+
 def test_a_missing_launcher_is_named(study, command):
     result = command("study", "run", study, "--ranks", 3, "--launcher", "mpirunn")
     assert result.returncode == 2
@@ -164,6 +189,51 @@ def test_a_change_that_cannot_be_read_is_refused(study, command, words):
     result = command("study", "run", study, *words, "--dry-run")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "jobs", "started"),
+    [
+        ("srun --mpi=pmix", 2, "srun --overlap --cpu-bind=none --mpi=pmix -n 3"),
+        ("/usr/bin/srun --cpu-bind=cores", 2, "/usr/bin/srun --overlap --cpu-bind=none --cpu-bind=cores -n 3"),
+        ("srun --exact", 2, "srun --exact -n 3"),
+        ("srun --mpi=pmix", 1, "srun --mpi=pmix -n 3"),
+        ("mpirun", 2, "mpirun -n 3"),
+    ],
+)
+def test_steps_of_srun_that_go_side_by_side_share_the_job(study, tmp_path, launcher, jobs, started):
+    """Unless the user has said how; srun heeds the last of two --cpu-bind."""
+    planned = read_study(tmp_path / study).changed({"ranks": 3}).plan(tmp_path)[0]
+    line = Runner(tmp_path, tmp_path, jobs, launcher).line(planned)
+    assert " ".join(line[: line.index(sys.executable)]) == started
+
+
+@pytest.mark.parametrize(
+    ("variables", "scratch"),
+    [
+        ({"SLURM_TMPDIR": "{here}"}, True),
+        ({"TMPDIR": "{here}"}, True),  # its name has the job's number
+        ({"SLURM_TMPDIR": "{here}", "SLURM_JOB_NUM_NODES": "2"}, False),
+        ({"SLURM_TMPDIR": "/nowhere"}, False),
+        ({"TMPDIR": "/tmp"}, False),
+        ({}, False),
+    ],
+)
+def test_shards_go_to_the_disk_of_a_job_s_only_node(tmp_path, variables, scratch):
+    here = tmp_path / "job.4711"
+    here.mkdir()
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"}
+    env = job | {name: value.format(here=here) for name, value in variables.items()}
+    line = ["bash", "-c", f'{STAGING}\necho "$MFEDPBA_SCRATCH"']
+    assert subprocess.run(line, env=env, capture_output=True, text=True).stdout.strip() == (
+        str(here) if scratch else ""
+    )
+
+
+def test_the_job_scripts_for_one_node_stage_as_submit_does():
+    texts = {path.stem: path.read_text() for path in (Path(__file__).parents[2] / "jobs").glob("*.sbatch")}
+    one_node = {name for name, text in texts.items() if "--nodes=1\n" in text or "--ntasks=1\n" in text}
+    assert {name for name, text in texts.items() if STAGING in text} == one_node
 
 
 SBATCH = """#!/bin/sh
@@ -180,7 +250,8 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     (tmp_path / "bin/sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     options = ("--account", "abc", "--partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
-               "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low")  # fmt: skip
+               "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
+               "--keep-checkpoints", "none")  # fmt: skip
     done = command("study", "submit", study, *options)
     assert done.returncode == 0, done.stderr
     assert "array 42: 2 elements, 4 runs in runs/small; table afterwards: job 42" in done.stdout
@@ -192,8 +263,27 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     script = tmp_path / "runs/small/slurm/array.sbatch"
     assert "module load openmpi\n" in script.read_text()
     assert subprocess.run(["bash", "-n", script]).returncode == 0
+    assert "--keep-checkpoints none " in script.read_text()
     shown = command("study", "submit", study, *options, "--dry-run").stdout
     assert script.read_text() in shown
+
+
+def test_submit_proposes_memory_unless_the_user_or_a_gpu_says_otherwise(study, tmp_path, monkeypatch):
+    """Two runs side by side need twice the memory of one, and the process that starts them its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def memory(*options):
+        words = ["study", "submit", study, "--dry-run", "--per-element", "2", *options]
+        script = CliRunner().invoke(cli, words, catch_exceptions=False).output
+        return [int(size) for size in re.findall("--mem=(.*)M", script)]
+
+    process = process_bytes() / 1e6
+    for options, processes in (((), 2), (("--jobs", "2"), 3), (("--ranks", "3", "--jobs", "2"), 7)):
+        (megabytes,) = memory(*options)
+        assert 1.25 * processes * process < megabytes < 1.25 * processes * process * 1.1 + 100
+    assert memory("--mem", "7M") == [7]
+    for options in (("--mem", ""), ("--gpus-per-node", "1"), ("--sbatch=--mem-per-cpu=1G",)):
+        assert memory(*options) == []
 
 
 def test_submit_leaves_out_what_is_complete(study, command):
@@ -205,7 +295,7 @@ def test_submit_leaves_out_what_is_complete(study, command):
     assert command("study", "run", study, "--set", "method=fedproto", "--set", "seed=0").returncode == 0
     assert array() == "0-1,3"
     assert array("--set", "seed=0") == "0"
-    assert "all 1 runs in runs/small are complete" in array("--set", "seed=0", "--set", "method=fedproto")
+    assert "1 run in runs/small, all complete" in array("--set", "seed=0", "--set", "method=fedproto")
 
 
 def test_submit_numbers_the_runs_as_its_elements_will_find_them(study, command, tmp_path):
@@ -222,3 +312,15 @@ def test_submit_without_slurm_says_so(study, command, monkeypatch):
     result = command("study", "submit", study)
     assert result.returncode == 2
     assert "no sbatch on the PATH" in result.stderr
+
+
+def test_complete_runs_of_other_data_are_no_part_of_the_study(tmp_path):
+    """As when real data are imported after a study was run on the stand-in."""
+    (tmp_path / "small.toml").write_text(STUDY)
+    paths = [planned.path for planned in read_study(tmp_path / "small.toml").plan(tmp_path)]
+    data = dict.fromkeys(paths, "the same")
+    states = {path: State(COMPLETE, fingerprint="the same") for path in paths}
+    refuse_other_data(tmp_path, states, data)
+    states[paths[2]] = State(COMPLETE, fingerprint="other")
+    with pytest.raises(UserError, match=rf"1 complete run in .* had other data than are there now, {paths[2]} for one"):
+        refuse_other_data(tmp_path, states, data)

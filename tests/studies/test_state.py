@@ -34,19 +34,12 @@ def test_a_directory_tells_how_far_its_run_is(finished, tmp_path):
     assert overview([state, state, state_of(tmp_path / "nowhere")]) == "2 complete, 1 waiting"
 
 
-@pytest.mark.parametrize(
-    ("host", "pid", "expected"),
-    [
-        (socket.gethostname(), os.getpid(), True),
-        (socket.gethostname(), 2**22 + 1, False),  # beyond any process
-        ("elsewhere", os.getpid(), False),  # nobody holds it
-    ],
-    ids=["alive", "dead", "elsewhere"],
-)
-def test_a_lock_is_held_by_a_living_process(tmp_path, host, pid, expected):
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_a_name_in_the_lock_is_not_enough(tmp_path, host):
     assert not held(tmp_path)
-    (tmp_path / LOCK_NAME).write_text(json.dumps({"host": host, "pid": pid, "since": "now"}))
-    assert held(tmp_path) == expected
+    # a process of this number lives, as another one may after a reboot or in a container
+    (tmp_path / LOCK_NAME).write_text(json.dumps({"host": host, "pid": os.getpid(), "since": "now"}))
+    assert not held(tmp_path)
 
 
 def test_a_lock_that_another_host_took_is_seen(tmp_path, monkeypatch):

@@ -50,6 +50,22 @@ def test_lists_are_crossed_in_the_order_of_the_file(written, tmp_path):
     assert last.config.params.tau == 0.25
 
 
+def test_partition_files_are_crossed_and_called_by_their_stems(written, tmp_path):
+    for name, client in (("one", 0), ("two", 1)):
+        (tmp_path / f"{name}.csv").write_text(f"client,sample,modalities\n0,3,T\n{client},4,T\n")
+    cross = f'[cross]\npartition = ["{tmp_path}/one.csv", "{tmp_path}/two.csv", "m1+"]\nseed = [0, 1]'
+    study = written(f'[settings]\ndataset = "youtube"\n{cross}')
+    runs = study.plan(tmp_path)
+    assert [str(run.path) for run in runs[::2]] == ["one/s0", "two/s0", "m1+/s0"]
+    assert [run.labels["partition"] for run in runs[::2]] == ["one", "two", "m1+"]
+    assert [run.config.clients for run in runs[::2]] == [1, 2, 6]
+    assert runs[0].arguments[-4:] == ["--partition", f"{tmp_path}/one.csv", "--seed", "0"]
+    assert written(study.to_toml()).places() == study.places()
+    (tmp_path / "two.csv").unlink()
+    with pytest.raises(UserError, match=r"run two/s0: .*two\.csv: No such file"):
+        study.plan(tmp_path)
+
+
 def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
     local, mfedpba = (written(FILE).plan(tmp_path)[i] for i in (0, 2))
     assert "--set" not in local.arguments
@@ -78,7 +94,8 @@ def test_the_quick_form_cuts_lists_and_changes_settings(written, tmp_path):
 
 
 def test_a_study_may_start_from_another(written, tmp_path):
-    text = 'base = "main-table"\ntitle = "x"\n[settings]\nrounds = 3\n[cross]\nseed = [8]\ncell = ["YouTube M1"]\n'
+    text = 'base = "main-table"\ntitle = "x"\n[settings]\nrounds = 3\nallow_synthetic = true\n[cross]\nseed = [8]\n'
+    text += 'cell = ["YouTube M1"]\n'
     runs = written(text).plan(tmp_path)
     assert [(run.config.rounds, run.config.partition, run.config.seed) for run in runs] == [(3, "m1", 8)] * 8
     with pytest.raises(UserError, match="main-table has no list 'sed' \\(did you mean 'seed'"):
@@ -93,10 +110,6 @@ def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_
     assert (as_it_was.layout, as_it_was.alone, as_it_was.quick) == (main_table.layout, False, main_table.quick)
     with pytest.raises(UserError, match="table: unknown 'mesure'"):
         written('base = "main-table"\n[table]\nmesure = "best"\n')
-    with pytest.raises(UserError, match="unknown setting 'sede'"):
-        written('base = "main-table"\n[quick]\nsede = [1]\n')
-    with pytest.raises(UserError, match="unknown setting 'ronds'"):
-        written('base = "main-table"\n[settings]\nronds = 1\n')
 
 
 @pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
@@ -105,6 +118,7 @@ def test_what_is_written_back_is_the_same_study(name, tmp_path):
     (tmp_path / "study.toml").write_text(study.to_toml())
     again = read_study(tmp_path / "study.toml")
     assert again.to_toml() == study.to_toml()
+    again, study = (each.changed({"allow_synthetic": True}) for each in (again, study))
     assert [run.config for run in again.plan(tmp_path)] == [run.config for run in study.plan(tmp_path)]
     assert again.layout == study.layout
 
@@ -129,9 +143,6 @@ def test_lists_of_a_method_s_settings_are_crossed_too(written, tmp_path):
         ("[cross]\nseed = []", "seed needs a list of values"),
         ("[cross]\nseed = 3", "seed needs a list of values"),
         ("[cros]\nseed = [1]", "unknown part 'cros' (did you mean 'cross'?)"),
-        ("[cross]\nsede = [1]", "unknown setting 'sede' (did you mean 'seed'?)"),
-        ("[cross]\nlambda_1 = [1]", "did you mean mfedpba.lambda_1?"),
-        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has: lambda_1"),
         ('[cross]\ncell = [{ partition = "m2" }]', "needs a name"),
         ('[cross]\ncell = [{ name = "..", partition = "m2" }]', "needs a name"),
         ('[cross]\nseed = [1]\n[table]\nrows = ["cell"]', "'cell' is not one of the lists to cross"),
@@ -150,6 +161,12 @@ def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("[cross]\nsede = [1]", "study mine: unknown setting 'sede' (did you mean 'seed'?)"),
+        ("[cross]\nlambda_1 = [1]", "did you mean mfedpba.lambda_1?"),
+        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has: lambda_1"),
+        ("[settings]\nmfedpa.tau = 1\n[cross]\nseed = [1]", "unknown method 'mfedpa' (did you mean 'mfedpba'?)"),
+        ('base = "main-table"\n[quick]\nsede = [1]\n', "unknown setting 'sede'"),
+        ('base = "main-table"\n[settings]\nronds = 1\n', "unknown setting 'ronds'"),
         ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, -1]', "study mine, run s1: seed: -1 is out of range"),
         ('[settings]\ndataset = "youtub"\n[cross]\nseed = [0]', "did you mean 'youtube'"),
         ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, 0]', "two of its runs would both be s0"),
@@ -166,6 +183,17 @@ def test_every_run_is_checked_before_one_starts(written, tmp_path, text, words):
     assert words in str(caught.value)
 
 
+def test_a_study_that_is_only_read_may_name_what_is_not_known_here(written, tmp_path):
+    study = written(
+        "[settings]\ndataset = 'mine'\nheadavg.weighted = true\n[cross]\nmethod = ['headavg', 'local', 'größe']\n"
+        "seed = [0]\n[labels]\nheadavg = 'HeadAvg'\n'größe' = 'Größe'\n"
+    )
+    assert [place.labels["method"] for place in study.places()] == ["HeadAvg", "Local", "Größe"]
+    assert written(study.to_toml()) == study
+    with pytest.raises(UserError, match="study mine: unknown method 'headavg'"):
+        study.plan(tmp_path)
+
+
 def test_an_unknown_study_is_answered_with_those_there_are():
     with pytest.raises(UserError, match=r"no study 'main-tabel' \(did you mean 'main-table'\?\); .*lambda-grid"):
         find_study("main-tabel")
@@ -179,7 +207,8 @@ def test_the_paper_s_experiments_are_there(tmp_path):
         "server-epochs": 10 * 5, "ablation": 7 * 5, "fusion": 2 * 2 * 3 * 5, "large-k": 6 * 8 * 5, "client-time": 8,
         "scaling-strong": 9 * 3, "scaling-weak": 7 * 2,
     }  # fmt: skip
-    fusions = {name: {run.config.fusion for run in find_study(name).plan(tmp_path)} for name in counts}
+    studies = {name: find_study(name).changed({"allow_synthetic": True}) for name in counts}
+    fusions = {name: {run.config.fusion for run in study.plan(tmp_path)} for name, study in studies.items()}
     assert fusions["main-table"] == {"separate"}
     assert fusions["main-table-sum"] == {"sum"}
 
@@ -189,6 +218,13 @@ def test_every_experiment_has_a_quick_form_of_few_short_runs(name, tmp_path):
     runs = find_study(name).shortened().plan(tmp_path)
     assert 1 < len(runs) <= 16
     assert max(run.config.rounds for run in runs) <= 10
+
+
+def test_the_paper_s_tables_need_real_data_and_their_quick_forms_do_not(tmp_path):
+    study = find_study("main-table")
+    with pytest.raises(UserError, match=r"there is no caltech101\.h5 in .* synthetic data are not allowed"):
+        study.plan(tmp_path)
+    assert all("--allow-synthetic" in run.arguments for run in study.shortened().plan(tmp_path))
 
 
 def test_shipped_files_are_in_the_package():

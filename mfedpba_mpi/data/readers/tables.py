@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
+from mfedpba_mpi.console import count
 from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.data.readers.text import Line, lines, numbers, shown
@@ -60,7 +61,7 @@ def table(path: Path, texts: Sequence[Line], width: int, delimiter: bytes = b"")
         bad = next(line for line in texts if fields(line) != width or values([line]) is None)
         if fields(bad) != width:
             raise UserError(
-                f"{path} line {bad.number} has {fields(bad)} columns instead of {width}; make all lines alike"
+                f"{path} line {bad.number} has {count(fields(bad), 'column')} instead of {width}; make all lines alike"
             )
         raise UserError(f"{path} line {bad.number}: '{_first_text(bad, delimiter)}' is no number; give numbers only")
     with np.errstate(over="ignore", invalid="ignore"):  # the store refuses what becomes infinite
@@ -112,8 +113,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _same_rows(source: Source, places: Sequence[str], labels: str) -> None:
     for view, place in zip(source.views, places, strict=True):
         if view.shape[0] != len(source.labels):
-            there = f"{labels} has {len(source.labels)} labels"
-            raise UserError(f"{place} has {view.shape[0]} rows, {there}; give one row and one label for each sample")
+            here, there = count(view.shape[0], "row"), count(len(source.labels), "label")
+            raise UserError(f"{place} has {here}, {labels} has {there}; give one row and one label for each sample")
 
 
 def _view(path: Path) -> Values:

@@ -143,7 +143,7 @@ def test_only_a_directory_with_labels_and_an_archive_are_recognised(tmp_path: Pa
         ("1,2\n3,x\n5,6\n", "line 2: 'x' is no number"),
         ("a,b\n1,2\n\n3,\n5,6\n", "line 4: '' is no number"),
         ("1,2\n3,4,5\n5,6\n", "line 2 has 3 columns instead of 2"),
-        ("1 2\n3\n5 6\n", "line 2 has 1 columns instead of 2"),
+        ("1 2\n3\n5 6\n", "line 2 has 1 column instead of 2"),
         ("1,b\n1,2\n3,4\n", "line 1: 'b' is no number"),
         ("1,5;2\n1,5;3\n1,5;4\n", "line 1: '1,5' is no number"),
         ("1,2 3\n3,4\n5,6\n", "line 1: '1,2 3' is no number"),

@@ -34,5 +34,5 @@ def hand(by_hand, no_chance):
     start = {"W": torch.zeros(3, 2), "b": torch.zeros(3), "D_W3": torch.zeros(2, 1)}
     start |= {"D_W1": torch.tensor([[1.0, 0.0]]), "D_W2": torch.ones(1, 1)}
     for name, value in start.items():
-        federation.server.state()[name].copy_(value)
+        federation.server.weights[name].data.copy_(value)
     return federation

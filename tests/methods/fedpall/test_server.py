@@ -116,13 +116,13 @@ def test_all_that_persists_is_in_the_state(by_hand):
     inbox = {}
     for t in (1, 2):
         play(one, t, inbox)
-    for name, value in other.server.state().items():
-        value.copy_(one.server.state()[name])
+    for name, value in other.server.state_dict().items():
+        value.copy_(one.server.state_dict()[name])
     for client, source in zip(other.clients, one.clients, strict=True):
         client.model.load_state_dict(source.model.state_dict())
     news = dict(inbox)
     play(one, 3, inbox)
     play(other, 3, news)
     assert all(torch.equal(inbox[name], news[name]) for name in inbox)
-    for name, value in one.server.state().items():
-        assert torch.equal(value, other.server.state()[name]), name
+    for name, value in one.server.state_dict().items():
+        assert torch.equal(value, other.server.state_dict()[name]), name

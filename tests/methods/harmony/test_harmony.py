@@ -139,6 +139,17 @@ def payload(run, T1, C=3, d=8):
     return 4 * part * np.where(stage_1, owned * P_h, P_h + owned), 4 * part * np.where(stage_1, owned * P_h, P_h)
 
 
+def test_an_extractor_without_weights_has_no_bias(finished, own_family):
+    class Cut(torch.nn.Module):
+        def forward(self, x):
+            return x[:, :6]
+
+    own_family("Cut", "ILAT", lambda *_: Cut())
+    bias = finished(families="Cut", feature_dim=6).rounds["modality_bias"][-1]
+    assert (bias[~np.isnan(bias)] == 0).all()
+    assert not np.isnan(bias).all()
+
+
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
 @pytest.mark.parametrize(
     "changes", [{"partition": "m2", "families": ""}, {"clients": 14, "alpha": 0.05, "participation": 0.07}]

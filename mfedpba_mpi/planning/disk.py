@@ -1,0 +1,53 @@
+"""What a run will take on disk, from the sizes of its clients, its data and its log.
+
+::
+
+    checkpoint = 4 bytes a weight of all clients + the log so far + the server's state (counted as /final)
+    log        = headers + 8 bytes a number, client and round, in whole chunks + rows of the partition + /final
+    shards     = rows of all clients, with label and row number; of a sparse row NONZEROS columns and values
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mfedpba_mpi.methods.base import Problem
+from mfedpba_mpi.models.architecture import NONZEROS, weights
+
+HEADERS = 85e3  # of the log
+BY_CLIENT, BY_ROUND = 14, 11  # datasets of /rounds with a number for each client, and with one a round
+CHUNK = 2**14  # bytes of a chunk of them, at most (see `records.runlog`)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes of a run's log, of one checkpoint, and of its shards, which runs with the same partition share."""
+
+    log: float
+    checkpoint: float
+    shards: float
+
+
+def disk_of(problem: Problem) -> Disk:
+    """What a run of `problem` takes."""
+    C, d, K, M, rounds = problem.C, problem.d, problem.K, problem.M, problem.config.rounds
+    rows = parameters = prototypes = shards = 0
+    for spec in problem.clients:
+        modalities = [problem.info.modalities[m] for m in spec.modalities]
+        n = spec.n_train + spec.n_test
+        rows += n
+        prototypes += len(modalities) * C * d
+        shards += n * (16 + sum(8 * NONZEROS + 8 if m.sparse else 4 * m.width for m in modalities))
+        parameters += sum(weights(a, m, d) for a, m in zip(spec.architectures, modalities, strict=True))
+        parameters += C * d * (len(modalities) if problem.config.fusion == "concat" else 1)
+    final = 4 * (prototypes + K * C**2 + M * C * (d + 2 * C) + C**2)
+    log = HEADERS + 8 * rows + BY_CLIENT * _chunked(rounds, 8 * K) + BY_ROUND * _chunked(rounds, 8) + final
+    return Disk(log, 4 * parameters + log, shards)
+
+
+def _chunked(rounds: int, size: int) -> int:
+    """Bytes of a dataset with `size` bytes a round."""
+    rows = int(np.clip(CHUNK // size, 1, 256))
+    return -(-rounds // rows) * rows * size

@@ -1,0 +1,243 @@
+"""State by attribute name: it survives a round trip, and what changes without being declared is found."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.wire import Layout
+from mfedpba_mpi.errors import Ended
+from mfedpba_mpi.methods import catalog
+from mfedpba_mpi.methods.base import Method, Server
+from mfedpba_mpi.methods.catalog import METHODS, Parameters, register
+from mfedpba_mpi.methods.local import LocalClient
+from mfedpba_mpi.methods.state import Stateful, Undeclared
+from mfedpba_mpi.observing import Round
+from mfedpba_mpi.records.checkpoint import Checkpoints
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.simulation import federate
+from mfedpba_mpi.stopping import Stop
+
+
+class Base(Stateful):
+    persistent = ("v",)
+
+
+class Everything(Base):
+    persistent = ("count", "rate", "done", "array", "net", "optimizer", "by_client", "pair", "later")
+    transient = ("scratch",)
+
+    def __init__(self, value: float):
+        self.v = torch.full((3,), value)
+        self.count, self.rate, self.done = int(value), value / 3, value > 1
+        self.array = np.arange(4) * value
+        self.net = nn.Linear(2, 2)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=value)
+        self.by_client = {0: torch.ones(2) * value}
+        self.pair = (torch.ones(1) * value, value)
+        self.later = None
+        self.scratch = value
+
+
+def test_every_kind_of_value_survives_a_round_trip():
+    one, two = Everything(2.0), Everything(0.5)
+    one.net(torch.ones(1, 2)).sum().backward()
+    one.optimizer.step()
+    one.by_client[7], one.later = torch.tensor([3, 4]), {"x": torch.ones(2)}
+    memory = two.v.data_ptr()
+    two.load_state_dict({name: x.clone() for name, x in one.state_dict().items()})
+    assert two.v.data_ptr() == memory  # what shares its memory sees the change
+    assert two.v.tolist() == [2, 2, 2]
+    assert (two.count, two.rate, two.done) == (2, 2 / 3, True)
+    assert [type(x) for x in (two.count, two.rate, two.done)] == [int, float, bool]
+    assert two.array.tolist() == [0, 2, 4, 6]
+    assert torch.equal(two.net.weight, one.net.weight)
+    assert two.optimizer.param_groups[0]["lr"] == 2.0
+    assert torch.equal(
+        two.optimizer.state_dict()["state"][0]["exp_avg"], one.optimizer.state_dict()["state"][0]["exp_avg"]
+    )
+    assert {k: x.tolist() for k, x in two.by_client.items()} == {0: [2, 2], 7: [3, 4]}
+    assert two.pair[1] == 2.0
+    assert two.later["x"].tolist() == [1, 1]
+
+
+def test_what_a_checkpoint_cannot_hold_is_named():
+    one = Everything(1.0)
+    one.later = {"seen": {1, 2}}
+    with pytest.raises(TypeError, match=r"later\.seen is a set, which a checkpoint cannot hold"):
+        one.state_dict()
+
+
+def test_a_state_of_something_else_is_refused():
+    one = Everything(1.0)
+    state = {name: x for name, x in one.state_dict().items() if name != "v"}
+    with pytest.raises(ValueError, match="the state of Everything has"):
+        Everything(2.0).load_state_dict(state | {"w": torch.ones(1)})
+
+
+class Sneaky(Stateful):
+    persistent = ("model", "v")
+    transient = ("scratch",)
+
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(2, 2))
+        self.v = torch.zeros(2)
+        self.view, self.alias = self.v[:1], self.model[0]  # seen through other names
+        self.scratch = self.still = 0
+        self.number, self.inner = 1, {"list": [torch.zeros(1)]}
+        self.numpy, self.torch = np.random.default_rng(0), torch.Generator()
+        self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        self.model[0].seen = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("number", lambda s: setattr(s, "number", 2)),
+        ("inner", lambda s: s.inner["list"][0].add_(1)),
+        ("numpy", lambda s: s.numpy.random()),
+        ("torch", lambda s: torch.rand(1, generator=s.torch)),
+        ("optimizer", lambda s: s.optimizer.param_groups[0].update(lr=0.5)),
+        ("new", lambda s: setattr(s, "new", torch.ones(1))),
+        ("model.0.seen", lambda s: setattr(s.model[0], "seen", 5)),
+        ("", lambda s: setattr(s, "scratch", 2)),
+        ("", lambda s: s.v.add_(1)),
+        ("", lambda s: s.model[0].weight.data.add_(1)),
+        ("", lambda s: None),
+    ],
+)
+def test_undeclared_changes_are_found(name, change):
+    sneaky = Sneaky()
+    watch = Undeclared([sneaky])
+    assert watch.changes() == []
+    change(sneaky)
+    assert watch.changes() == ([f"Sneaky.{name}"] if name else [])
+    assert watch.changes() == []
+
+
+class Warnings:
+    """An observer that keeps warnings."""
+
+    def __init__(self):
+        self.said = []
+
+    def start(self, start): ...
+    def end(self, end): ...
+
+    def round(self, result: Round):
+        self.said += result.warnings
+
+    def warn(self, words):
+        self.said.append(words)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_of_the_program_declare_their_state(method, tiny, tmp_path):
+    warnings = Warnings()
+    federate(tiny(method=method, rounds=5, participation=0.7), tmp_path, Comm(), [warnings])
+    assert not [words for words in warnings.said if "persistent" in words]
+
+
+@dataclass(frozen=True)
+class Momentum(Parameters):
+    """Clients send one number, the server answers with a moving average."""
+
+    label = "Momentum"
+
+
+class MomentumClient(LocalClient):
+    persistent = ("bias",)
+
+    def begin(self, inbox):
+        self.bias = torch.zeros(1)
+
+    def update(self, t, phase, inbox):
+        with torch.no_grad():
+            self.model.classifier.bias += 0.01 * inbox["v"] + self.bias
+        super().update(t, phase, inbox)
+        self.bias = self.bias + 0.001
+        return {"x": self.model.classifier.bias.detach().sum()[None]}
+
+
+class MomentumServer(Server):
+    persistent = ("v", "steps")
+
+    def first_message(self):
+        self.v, self.steps = torch.zeros(1), 0  # state that is made before round 1
+        return {"v": self.v.clone()}
+
+    def step(self, t, phase, uploads):
+        self.steps += 1
+        self.v = 0.9 * self.v + sum(upload["x"] for upload in uploads.values()) / self.steps
+        return {"v": self.v.clone()}
+
+
+class MomentumMethod(Method):
+    client_class, server_class = MomentumClient, MomentumServer
+
+    def first(self):
+        return Layout({"v": (1,)})
+
+    def upload(self, t, phase, k):
+        return Layout({"x": (1,)})
+
+    def reply(self, t, phase, k):
+        return Layout({"v": (1,)})
+
+
+class Forgetful(MomentumMethod):
+    """The same, its state not declared."""
+
+    class server_class(MomentumServer):
+        @classmethod
+        def declared(cls, kind):
+            return [name for name in super().declared(kind) if name != "v"]
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Makes a method known as "momentum" for the length of a test."""
+
+    def make(method):
+        monkeypatch.setattr(catalog, "METHODS", catalog.METHODS)
+        register(Momentum, method)
+
+    yield make
+    METHODS.pop("momentum", None)
+    catalog._REGISTERED.pop("momentum", None)
+
+
+def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny, tmp_path):
+    registered(MomentumMethod)
+    config, (whole, broken) = tiny(method="momentum", rounds=4), (tmp_path / "whole", tmp_path / "broken")
+    for directory in (whole, broken):
+        directory.mkdir()
+    warnings = Warnings()
+    federate(config, tmp_path, Comm(), [RunLog(whole), warnings])
+    assert warnings.said == []
+    stop = Stop()
+
+    class AfterTwo(Warnings):
+        def round(self, result):
+            stop.asked = "SIGUSR1" if result.t == 2 else ""
+
+    with pytest.raises(Ended):
+        federate(config, tmp_path, Comm(), [RunLog(broken), AfterTwo()], Checkpoints(broken), stop)
+    federate(config, tmp_path, Comm(), [RunLog(broken)], Checkpoints(broken))
+    one, two = load_run(whole), load_run(broken)
+    assert two.attributes["resumed"]
+    assert one.final["client_sha256"] == two.final["client_sha256"]
+    assert one.final["server_sha256"] == two.final["server_sha256"]
+
+
+def test_undeclared_state_is_named_once_while_the_run_goes(registered, tiny, tmp_path):
+    registered(Forgetful)
+    warnings = Warnings()
+    federate(tiny(method="momentum", rounds=4), tmp_path, Comm(), [warnings])
+    assert len(warnings.said) == 1
+    assert "server_class.v changes from round to round, but is in no checkpoint" in warnings.said[0]
+    assert "`persistent`" in warnings.said[0]

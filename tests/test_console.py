@@ -1,0 +1,42 @@
+"""What people see: widths, and numbers of things."""
+
+import io
+
+import pytest
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.console import console, count
+from mfedpba_mpi.records.runlog import RunLog
+from mfedpba_mpi.report import run_figures
+from mfedpba_mpi.report.making import run_page
+from mfedpba_mpi.screen import Screen
+from mfedpba_mpi.simulation import federate
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("72", 72), ("300", 300), ("3", 20), ("0", 120), ("wide", 120), (None, 120)]
+)
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, columns, width):
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert console().width == width
+    assert console(io.StringIO()).width == 1000  # a file is no screen
+
+
+def test_a_number_agrees_with_its_noun():
+    assert [count(n, "run") for n in range(3)] == ["no runs", "1 run", "2 runs"]
+    assert [count(n, "modality", "modalities") for n in (1, 2)] == ["1 modality", "2 modalities"]
+
+
+def test_one_client_is_no_clients(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_figures, "drawn", lambda run: [])
+    alone = {"clients": 1, "dims": (6,), "partition": "m1", "rounds": 1}
+    federate(tiny(**alone), tmp_path, Comm(), [RunLog(tmp_path), Screen(tmp_path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "3 classes, 1 modality), partition m1, 1 client, fusion sum" in printed
+    run = load_run(tmp_path)
+    assert repr(run).endswith("complete after 1 of 1 round>")
+    assert run_page(run).subtitle == "m1, 1 client, fusion sum, seed 0; complete after 1 of 1 round"

@@ -1,0 +1,268 @@
+"""Plugins register for every command, their errors have a place, and what was made with them is read without."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mfedpba_mpi import load_run, plugins
+from mfedpba_mpi.cli import cli
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.data.catalog import LOADERS
+from mfedpba_mpi.data.sources import describe, open_dataset
+from mfedpba_mpi.errors import Ended, UserError
+from mfedpba_mpi.methods import catalog
+from mfedpba_mpi.records.checkpoint import Checkpoints
+from mfedpba_mpi.resuming import stored_run
+from mfedpba_mpi.simulation import federate
+from mfedpba_mpi.stopping import Stop
+from mfedpba_mpi.studies.running import program
+from mfedpba_mpi.studies.slurm import Submission
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method.py"
+METHOD = """from __future__ import annotations
+from dataclasses import dataclass
+from mfedpba_mpi.methods.catalog import Parameters, register
+from mfedpba_mpi.options import option
+
+@dataclass(frozen=True)
+class Mine(Parameters):
+    "A method of nobody's."
+    label = "My own"
+    strength: float = option(1.0, "how much", low=0)
+
+register(Mine, None)
+"""
+DATASET = """import numpy as np
+from mfedpba_mpi.data.catalog import Dataset, Modality, register_dataset
+
+def load():
+    rng = np.random.default_rng(0)
+    return np.arange(64) % 2, [rng.random((64, 5)), rng.random((64, 3))]
+
+register_dataset(Dataset("mine", 64, 2, (Modality("a", "I", 5), Modality("b", "L", 3))), load)
+"""
+STUDY = """title = "Mine and others"
+[settings]
+dataset = "synthetic"
+samples = 120
+classes = 3
+dims = [6, 10]
+rounds = 2
+feature_dim = 8
+headavg.weighted = true
+[cross]
+method = ["local", "headavg"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """A function that forgets all plugins, and what they have registered; it is called after each test."""
+    catalogs = (catalog.METHODS, catalog._REGISTERED, LOADERS, plugins.LOADED)
+    before = [dict(entries) for entries in catalogs]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+
+    def forget():
+        for entries, then in zip(catalogs, before, strict=True):
+            entries.clear()
+            entries.update(then)
+        plugins.load_defaults.cache_clear()
+
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A function that writes a plugin."""
+
+    def write(text, name="own.py"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def made_with_a_plugin(tmp_path_factory):
+    """The directory of a study that was run with the example's method, and the plugin."""
+    place = tmp_path_factory.mktemp("study")
+    (place / "s.toml").write_text(STUDY)
+    own = Path(shutil.copy(EXAMPLE, place))
+    line = [sys.executable, "-m", "mfedpba_mpi", "--plugin", own.name, "study", "run", "s.toml"]
+    done = subprocess.run(line, cwd=place, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return place / "runs/s", own
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_study_of_an_own_method_is_read_without_its_plugin(made_with_a_plugin, tmp_path):
+    study, _ = made_with_a_plugin
+    assert "HeadAvg" in invoke("study", "table", study)
+    assert "2 complete" in invoke("study", "status", study)
+    assert "headavg" in invoke("watch", "--once", study)
+    assert "HeadAvg on synthetic" in invoke("watch", "--once", study / "headavg")
+    for source in (study, study / "headavg"):
+        invoke("report", source, "--out", tmp_path / "report")
+        assert "HeadAvg" in (tmp_path / "report/index.html").read_text()
+    invoke("export", study, "--csv", tmp_path / "numbers")
+    assert ",headavg," in (tmp_path / "numbers/rounds.csv").read_text()
+    assert 'headavg = "HeadAvg"' in invoke("study", "show", study)
+    assert "headavg" not in catalog.METHODS
+    with pytest.raises(UserError, match="unknown method 'headavg'"):
+        invoke("study", "run", study)
+
+
+def test_a_log_says_which_plugins_were_loaded_and_a_resumed_run_loads_them_again(made_with_a_plugin, tmp_path):
+    study, own = made_with_a_plugin
+    digest = hashlib.sha256(EXAMPLE.read_bytes()).hexdigest()
+    assert load_run(study / "headavg").attributes["plugins"] == [{"file": str(own), "sha256": digest}]
+    stored = stored_run(study / "headavg")
+    assert (stored.config.method, stored.config.params.weighted, stored.status) == ("headavg", True, "complete")
+
+
+def test_a_checkpoint_says_it_too_where_the_log_is_damaged(made_with_a_plugin, tmp_path):
+    shutil.copytree(made_with_a_plugin[0] / "headavg", tmp_path / "out")
+    (tmp_path / "out/run.h5").write_bytes(b"damaged")
+    assert stored_run(tmp_path / "out").config.method == "headavg"
+
+
+def test_a_plugin_that_has_changed_or_is_gone_is_named_when_a_run_is_resumed(made_with_a_plugin, tmp_path, forgotten):
+    study, own = made_with_a_plugin
+    moved = tmp_path / own.name
+    try:
+        own.write_bytes(EXAMPLE.read_bytes() + b"# changed\n")
+        with pytest.warns(UserWarning, match=rf"{own} has changed since the run was started"):
+            stored_run(study / "headavg")
+        forgotten()
+        own.rename(moved)
+        with pytest.raises(UserError, match=rf"started with {own}, which is not there any more; .*--plugin FILE.py"):
+            stored_run(study / "headavg")
+        moved.write_bytes(EXAMPLE.read_bytes())
+        plugins.load(moved)
+        assert stored_run(study / "headavg").config.method == "headavg"  # and no warning
+    finally:
+        own.write_bytes(EXAMPLE.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("--plugin", "FILE", "methods"),
+        ("--plugin=FILE", "methods"),
+        ("methods", "--plugin", "FILE"),
+        ("--plugin", "FILE", "--plugin", "FILE", "methods"),
+    ],
+)
+def test_a_plugin_may_stand_before_or_after_a_command(plugin, line):
+    own = str(plugin(METHOD))
+    assert "mine.strength" in invoke(*(word.replace("FILE", own) for word in line))
+
+
+def test_options_after_a_plugin_belong_to_run(plugin, tmp_path):
+    with pytest.raises(UserError, match=r"method mine has no parameter 'strenght' \(did you mean 'strength'\?\)"):
+        invoke("--plugin", plugin(METHOD), "--dataset", "youtube", "--method", "mine", "--set", "mine.strenght=2")
+    assert "Problem:" in invoke("--plugin", plugin(METHOD))
+
+
+def test_type_hints_of_a_plugin_are_found(plugin):
+    plugins.load(plugin(METHOD))
+    assert RunConfig.of(dataset="synthetic", method="mine", strength="2").params.strength == 2.0
+
+
+def test_a_plugin_is_executed_once_and_finds_its_neighbours(plugin, tmp_path, capsys):
+    plugin("print('here')", "plugin_neighbour.py")
+    for _ in range(2):
+        plugins.load(plugin("import plugin_neighbour\nprint('own')"))
+    assert capsys.readouterr().out == "here\nown\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\ny = = 2\n", r"own.py, line 2: SyntaxError: invalid syntax$"),
+        ("x = 1\n\nint('a\\nb')\n", r"own.py, line 3: ValueError: .*'a\\nb'$"),
+        ("import nothing_of_this_name\n", r"own.py, line 1: ModuleNotFoundError: No module named 'nothing_of"),
+        (METHOD.replace("Mine", "Local"), r"own.py, line 12: ValueError: local comes with the program"),
+    ],
+)
+def test_an_error_in_a_plugin_is_a_line_with_its_place(plugin, text, words):
+    own = plugin(text)
+    for _ in range(2):  # it is not taken for loaded
+        with pytest.raises(UserError, match=words) as caught:
+            plugins.load(own)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_plugin_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"plugin: cannot read .*none.py: No such file or directory"):
+        invoke("methods", "--plugin", tmp_path / "none.py")
+
+
+def test_the_environment_names_plugins_for_commands_and_python(plugin, monkeypatch):
+    files = [plugin(METHOD), plugin(DATASET, "data.py")]
+    monkeypatch.setenv("MFEDPBA_PLUGINS", os.pathsep.join(map(str, files)))
+    assert RunConfig.of(dataset="mine", method="mine", strength=3).params.strength == 3.0
+    assert program()[-4:] == ["--plugin", str(files[0]), "--plugin", str(files[1])]
+
+
+def test_an_installed_package_brings_its_plugin(plugin, tmp_path, monkeypatch):
+    plugin(METHOD, "installed_for_a_test.py")
+    info = tmp_path / "installed_for_a_test-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-for-a-test\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mfedpba_mpi.plugins]\nown = installed_for_a_test\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert RunConfig.of(dataset="synthetic", method="mine").params.strength == 1.0
+    digest = hashlib.sha256(METHOD.encode()).hexdigest()
+    assert dict(plugins.LOADED) == {"installed_for_a_test": digest}
+    assert plugins.arguments() == []
+    assert plugins.restore([{"file": "installed_for_a_test", "sha256": digest}]) == []
+    with pytest.raises(UserError, match="started with another_package, which is not there"):
+        plugins.restore([{"file": "another_package", "sha256": digest}])
+
+
+def test_whatever_goes_on_with_a_run_or_a_study_has_its_plugins(plugin, tiny, tmp_path):
+    own = plugin("")
+    plugins.load(own)
+    stop = Stop()
+    stop.asked = "SIGTERM"
+    with pytest.raises(
+        Ended, match=rf"go on with `mfedpba-mpi resume {tmp_path}/out --data-dir {tmp_path} --plugin {own}`"
+    ):
+        federate(tiny(), tmp_path, Comm(), [], Checkpoints(tmp_path / "out"), stop)
+    script = Submission("s", tmp_path, tmp_path, 2, [0, 1])
+    assert f"--plugin {own} study run" in script.array()
+
+
+def test_an_own_dataset_is_stored_when_it_is_first_used(plugin, tmp_path):
+    own = plugin(DATASET)
+    assert "registered, stored at first use" in invoke("data", "list", "--plugin", own, "--data-dir", tmp_path)
+    config = RunConfig.of(dataset="mine")
+    assert [m.width for m in describe(config, tmp_path).modalities] == [5, 3]
+    assert not (tmp_path / "mine.h5").exists()
+    store = open_dataset(config, tmp_path)
+    assert (store.path, store.origin, len(store.fingerprint)) == (tmp_path / "mine.h5", "real", 64)
+    assert store.modality(1).shape == (64, 3)
+    info, _, origin = LOADERS["mine"]
+    LOADERS["mine"] = info, None, origin  # it is not called again
+    assert open_dataset(config, tmp_path).fingerprint == store.fingerprint
+    plugins.load(plugin(DATASET.replace("64", "80"), "other.py"))
+    with pytest.raises(UserError, match=r"mine.h5 has another shape than the registered mine; delete it"):
+        describe(config, tmp_path)
+    with pytest.raises(UserError, match=r"unknown dataset 'mien' \(did you mean 'mine'\?\)"):
+        describe(RunConfig.of(dataset="mien"), tmp_path / "empty")
