@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import IntFlag
 from functools import reduce
 from operator import or_
@@ -32,7 +32,7 @@ from mfedpba_mpi.methods.state import Undeclared
 from mfedpba_mpi.observing import End, Round
 from mfedpba_mpi.records.checkpoint import Kept, Saved
 from mfedpba_mpi.records.runlog import IN_FINAL
-from mfedpba_mpi.rng import generator, seeded
+from mfedpba_mpi.rng import generator, seed_generators
 from mfedpba_mpi.stopping import Interrupted, Stop
 
 T = TypeVar("T")
@@ -110,16 +110,17 @@ class Federation:
     def _begin(self) -> None:
         """The server's first message, if there is one, before round 1; also before a checkpoint is taken up."""
         if self.method.first().size:
-            with self._seeded("first message"):
-                first = self.server.first_message() if self.server else None
+            self._seed("first message")
+            first = self.server.first_message() if self.server else None
             self.news = self.comm.broadcast(first, self.method.first())
             self._deliver(self.clients)
         for k, client in self.clients.items():
-            with self._seeded("begin", k):
-                client.begin(self.inbox[k])
+            self._seed("begin", k)
+            client.begin(self.inbox[k])
 
-    def _seeded(self, purpose: str, *key: int) -> AbstractContextManager[None]:
-        return seeded(self.config.seed, purpose, *key)
+    def _seed(self, purpose: str, *key: int) -> None:
+        """Seed what the coming call may draw from the global generators."""
+        seed_generators(self.config.seed, purpose, *key)
 
     def _restore(self, saved: Saved) -> None:
         """Go on from a checkpoint."""
@@ -229,8 +230,8 @@ class Federation:
             for k in active:
                 if k in self.clients:
                     with clock.client(k), located(f"client {k}"):
-                        with self._seeded("update", k, t, phase):
-                            uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
+                        self._seed("update", k, t, phase)
+                        uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
                         for name, value in uploads[k].items():
                             if not value.isfinite().all():
                                 raise RunError(f"client {k}, round {t}: its {name} is not finite; lower --lr")
@@ -241,7 +242,8 @@ class Federation:
             scores = {}
             with clock("eval"), located(f"round {t}"):
                 for k, client in self.clients.items():
-                    with clock.client(k), located(f"client {k}"), self._seeded("evaluate", k, t):
+                    with clock.client(k), located(f"client {k}"):
+                        self._seed("evaluate", k, t)
                         scores[k] = client.evaluate(t, self.inbox[k])
             return scores
 
@@ -255,7 +257,8 @@ class Federation:
         differ, reply = self.method.replies_differ(t, phase), None
         if self.server:
             server = self.server
-            with clock("server"), self._seeded("server step", t, phase):
+            self._seed("server step", t, phase)
+            with clock("server"):
                 reply = self._compute(lambda: _step(server, t, phase, received))
         if not _any(down):
             return
@@ -346,8 +349,8 @@ class Federation:
         problem = self.method.problem
         messages = {}
         for k, client in self.clients.items():
-            with self._seeded("prototypes", k):
-                messages[k] = client.prototypes()
+            self._seed("prototypes", k)
+            messages[k] = client.prototypes()
             assert client.predicted is not None  # the last round is always evaluated
             messages[k] |= {"sha256": torch.tensor(list(client_sha256(client))), "predicted": client.predicted}
         items = self._items()

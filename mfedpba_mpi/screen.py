@@ -81,9 +81,8 @@ class Screen:
             self.console.print(f"goes on after round {start.finished} of {config.rounds}")
         self.rounds, self.before = config.rounds, start.finished
         self.began = self.spoke = time.monotonic()
-        if (
-            self.console.is_terminal and not by_mpirun()
-        ):  # Open MPI's passes on whole lines, and may kill what hid a cursor
+        # Open MPI's mpirun passes on whole lines, and may kill what hid a cursor.
+        if self.console.is_terminal and not by_mpirun():
             self.bar = Progress(
                 TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
                 TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
+from mfedpba_mpi.comm.devices import process_settings_restored, set_up
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.wire import Message
+from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.data.store import FeatureStore
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.base import Client
@@ -20,7 +23,7 @@ from mfedpba_mpi.preparing import prepare
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.run import Run
 from mfedpba_mpi.resuming import stored_run
-from mfedpba_mpi.rng import seeded
+from mfedpba_mpi.rng import seed_generators
 from mfedpba_mpi.simulation import build
 from mfedpba_mpi.stopping import Stop
 
@@ -52,12 +55,13 @@ class TrainedClient:
         """
         client, n_train = self._client, len(self.train_rows)
         order = np.concatenate([self.train_rows, np.asarray(rows, np.int64)])
-        inputs = []
-        for m in client.spec.modalities:
-            values = self._store.modality(m)[order].astype(np.float32)
-            own = modality_rows(values, n_train, client.config.normalise, client.device)
-            inputs.append(own.take(np.arange(n_train, len(order))))
-        with torch.no_grad(), seeded(client.config.seed, "evaluate", self.k, self.t):
+        with _settings_of_a_run(client.config), torch.no_grad():
+            inputs = []
+            for m in client.spec.modalities:
+                values = self._store.modality(m)[order].astype(np.float32)
+                own = modality_rows(values, n_train, client.config.normalise, client.device)
+                inputs.append(own.take(np.arange(n_train, len(order))))
+            seed_generators(client.config.seed, "evaluate", self.k, self.t)
             classes = client.predict_rows(self.t, inputs, self._inbox)[0].cpu().numpy()
         return classes[0] if len(classes) == 1 else classes
 
@@ -79,8 +83,17 @@ def load_clients(run: Run | str | Path, data_dir: str | Path | None = None) -> l
     saved = Checkpoints(directory).newest(comm, warnings.warn)
     if saved is None:
         raise UserError(f"{directory} has no checkpoint to take the clients from; run it again with --overwrite")
-    federation = build(problem, shards, comm, Stop(), saved)
+    with _settings_of_a_run(stored.config):
+        federation = build(problem, shards, comm, Stop(), saved)
     return [
         TrainedClient(client, federation.inbox[k], saved.round, store, (partition.train[k], partition.test[k]))
         for k, client in sorted(federation.clients.items())
     ]
+
+
+@contextmanager
+def _settings_of_a_run(config: RunConfig) -> Iterator[None]:
+    """Torch's settings as in a run on the CPU; outside they are the caller's, and so are the random generators."""
+    with process_settings_restored():
+        set_up("cpu", 0, config.threads)
+        yield

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from mfedpba_mpi import RunConfig, launch, load_run, simulate
+from mfedpba_mpi import RunConfig, launch, load_clients, load_run, simulate
 from mfedpba_mpi.config import make_config
 from mfedpba_mpi.data.catalog import CATALOG
 from mfedpba_mpi.data.store import write_store
 from mfedpba_mpi.data.synthetic import synthesize
 from mfedpba_mpi.errors import SyntheticDataWarning, UserError
-from mfedpba_mpi.rng import seeded
+from mfedpba_mpi.rng import generators_restored, seeded
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
 
@@ -103,10 +103,11 @@ def test_what_draws_from_global_generators_is_the_same_on_any_ranks_and_after_a_
     assert (extended.final["client_sha256"], extended.rounds["correct"].tolist()) == whole
 
 
-def test_generators_are_seeded_inside_and_left_alone_outside():
-    def draws():
-        return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()  # noqa: NPY002
+def draws():
+    return torch.rand(2, device="cpu").tolist(), np.random.rand(2).tolist(), random.random()  # noqa: NPY002
 
+
+def test_generators_are_seeded_inside_and_left_alone_outside():
     torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
     free = draws(), draws()
     torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
@@ -128,7 +129,11 @@ def test_settings_of_the_calling_process_change_nothing_and_stay(tmp_path):
     torch.set_flush_denormal(True)
     try:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            with generators_restored():
+                expected = draws()
             other = simulate(config, tmp_path / "other", tmp_path / "data", quiet=True)
+            predicted = [client.predict(client.test_rows).tolist() for client in load_clients(other)]
+            assert draws() == expected
         assert torch.get_default_dtype() == torch.float64
         assert torch.get_default_device() == torch.device("meta")
         assert not torch.backends.mkldnn.enabled
@@ -142,6 +147,8 @@ def test_settings_of_the_calling_process_change_nothing_and_stay(tmp_path):
         torch.use_deterministic_algorithms(False)
         torch.set_flush_denormal(False)
     assert other.final["client_sha256"] == plain.final["client_sha256"]
+    frame = plain.predictions()
+    assert predicted == [rows.tolist() for _, rows in frame.groupby("client")["predicted"]]
 
 
 def test_a_second_call_in_another_thread_is_refused(tmp_path):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.rng import generators_restored
 
 # Settings of torch that change the numbers of kernels, as a run has them.
 _FLAGS = {
@@ -52,14 +53,22 @@ def check_given(given: int) -> None:
 
 @contextmanager
 def process_settings_restored() -> Iterator[None]:
-    """Leave torch's settings, most of which `set_up` changes, as they were; inside, gradients are recorded as usual."""
+    """Leave torch's settings, most of which `set_up` changes, and all random generators as they were.
+
+    Inside, gradients are recorded as usual.
+    """
     threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     flags = {(part, name): getattr(part, name) for part, name in _FLAGS}
     flushes = bool(torch.tensor(1e-40, dtype=torch.float32, device="cpu") / 2 == 0)  # torch tells it in no other way
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with (
+            generators_restored(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+        ):
             yield
     finally:
         torch.set_num_threads(threads)
