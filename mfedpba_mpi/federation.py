@@ -28,7 +28,7 @@ from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.methods.base import Client, Method, Server
-from mfedpba_mpi.methods.state import Undeclared
+from mfedpba_mpi.methods.state import FORMS, Undeclared
 from mfedpba_mpi.observing import End, Round
 from mfedpba_mpi.records.checkpoint import Kept, Saved
 from mfedpba_mpi.records.runlog import IN_FINAL
@@ -36,7 +36,7 @@ from mfedpba_mpi.rng import generator, seed_generators
 from mfedpba_mpi.stopping import Interrupted, Stop
 
 T = TypeVar("T")
-WATCHED_ROUNDS = 3  # after which attributes that change would have shown
+WATCHED_ROUNDS = 3  # after which attributes that change should have shown; then it is looked at more and more rarely
 
 
 class Verdict(IntFlag):
@@ -58,10 +58,24 @@ def located(where: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _left_alone(inbox: Message) -> Iterator[None]:
+    """Refuse a client that changes what it has received, which all clients of a process share."""
+    before = {name: value._version for name, value in inbox.items()}
+    yield
+    changed = [name for name, value in inbox.items() if value._version != before.get(name)]
+    if changed:
+        raise UserError(
+            f"the client changes inbox[{changed[0]!r}], which others share; let it work on a copy (.clone())"
+        )
+
+
 def sha256(tensors: Mapping[str, Tensor]) -> bytes:
     """The digest of a state: names without that of the attribute, shapes and bytes."""
     digest = hashlib.sha256()
     for path, tensor in tensors.items():
+        if path.endswith(FORMS):
+            continue
         name = path.partition(".")[2] or path
         array = tensor.detach().cpu().contiguous().numpy()
         digest.update(f"{name}{array.dtype}{array.shape}".encode())
@@ -193,7 +207,7 @@ class Federation:
         warnings = list(self.server.warnings) if self.server else []
         if self.server:
             self.server.warnings.clear()
-        if t <= self._watched_until:
+        if t <= self._watched_until or t & (t - 1) == 0 or t == self.config.rounds:
             warnings += self._undeclared_changes()
         return Round(t, values, warnings), verdict
 
@@ -203,7 +217,7 @@ class Federation:
         new, self._told = new - self._told, self._told | new
         return [
             f"{name} changes from round to round, but is in no checkpoint, so a resumed run would give other numbers: "
-            "list it in `persistent`, or in `transient` if no later round depends on it"
+            "let it be an attribute that is listed in `persistent`, or in `transient` if no later round depends on it"
             for name in sorted(new)
         ]
 
@@ -231,7 +245,8 @@ class Federation:
                 if k in self.clients:
                     with clock.client(k), located(f"client {k}"):
                         self._seed("update", k, t, phase)
-                        uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
+                        with _left_alone(self.inbox[k]):
+                            uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
                         for name, value in uploads[k].items():
                             if not value.isfinite().all():
                                 raise RunError(f"client {k}, round {t}: its {name} is not finite; lower --lr")
@@ -244,7 +259,8 @@ class Federation:
                 for k, client in self.clients.items():
                     with clock.client(k), located(f"client {k}"):
                         self._seed("evaluate", k, t)
-                        scores[k] = client.evaluate(t, self.inbox[k])
+                        with _left_alone(self.inbox[k]):
+                            scores[k] = client.evaluate(t, self.inbox[k])
             return scores
 
         self.comm.where = f"round {t}, evaluation"

@@ -1,6 +1,10 @@
 """State by attribute name: it survives a round trip, and what changes without being declared is found."""
 
+import itertools
+import random
+from collections import deque
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from torch import nn
 from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.comm.wire import Layout
-from mfedpba_mpi.errors import Ended
+from mfedpba_mpi.errors import Ended, UserError
 from mfedpba_mpi.methods import catalog
 from mfedpba_mpi.methods.base import Method, Server
 from mfedpba_mpi.methods.catalog import METHODS, Parameters, register
@@ -68,7 +72,7 @@ def test_every_kind_of_value_survives_a_round_trip():
 def test_what_a_checkpoint_cannot_hold_is_named():
     one = Everything(1.0)
     one.later = {"seen": {1, 2}}
-    with pytest.raises(TypeError, match=r"later\.seen is a set, which a checkpoint cannot hold"):
+    with pytest.raises(UserError, match=r"later\.seen is a set, which a checkpoint cannot hold"):
         one.state_dict()
 
 
@@ -79,8 +83,74 @@ def test_a_state_of_something_else_is_refused():
         Everything(2.0).load_state_dict(state | {"w": torch.ones(1)})
 
 
+class One(Stateful):
+    persistent = ("st",)
+    st: object = None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a.b": 1.0, "a": {"b": 2.0}}, {"3": 1.0, 3: 2.0, -1: 3.0}, {"c": 1, "a": 2, "b": 3}, {"%2E:#": "ü\ud800"},
+        [1.0, [], (), {}, None, (1, [2.0])], list(range(12)), np.float32(1.5), np.int64(7), np.zeros((0, 2)), None, {},
+        "", {"": 1.0},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_containers_come_back_exactly_whatever_is_there_before(value):
+    one = One()
+    one.st = value
+    state = {name: one.state_dict()[name] for name in sorted(one.state_dict())}  # as a file has them
+    for before in (None, 1.0, {"a": 1.0, "gone": 2.0}, [1], torch.ones(2), "text"):
+        two = One()
+        two.st = before
+        two.load_state_dict(state)
+        assert repr(two.st) == repr(value)
+        assert type(two.st) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (
+            {(0, 1): 1.0},
+            r"One.st has the key \(0, 1\); a checkpoint holds dicts whose keys are strings or whole numbers",
+        ),
+        (2**70, "One.st is 1180591620717411303424, which a checkpoint cannot hold; whole numbers have at most 64 bits"),
+        (torch.eye(2).to_sparse(), "One.st is a sparse tensor"),
+        (np.array(["a"]), "One.st has the dtype <U1"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(value, words):
+    one = One()
+    one.st = value
+    with pytest.raises(UserError, match=words):
+        one.state_dict()
+
+
+def test_a_persistent_attribute_has_to_be_there_from_the_start():
+    class Late(Stateful):
+        persistent = ("v",)
+
+    with pytest.raises(
+        UserError, match="Late lists v in `persistent`, but has no such attribute; create it in __init__"
+    ):
+        Late().state_dict()
+
+
+class Slots:
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = 0
+
+
+COMMON = [0]
+
+
 class Sneaky(Stateful):
     persistent = ("model", "v")
+    shared: ClassVar[list[int]] = []
     transient = ("scratch",)
 
     def __init__(self):
@@ -91,7 +161,9 @@ class Sneaky(Stateful):
         self.number, self.inner = 1, {"list": [torch.zeros(1)]}
         self.numpy, self.torch = np.random.default_rng(0), torch.Generator()
         self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        self.model[0].seen = 0
+        self.model[0].seen = self.model[0]._hidden = 0
+        self.queue, self.slots, self.sparse = deque([1]), Slots(), torch.eye(2).to_sparse()
+        self.random, self.legacy, self.counter = random.Random(0), np.random.RandomState(0), itertools.count()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +176,14 @@ class Sneaky(Stateful):
         ("optimizer", lambda s: s.optimizer.param_groups[0].update(lr=0.5)),
         ("new", lambda s: setattr(s, "new", torch.ones(1))),
         ("model.0.seen", lambda s: setattr(s.model[0], "seen", 5)),
+        ("model.0._hidden", lambda s: setattr(s.model[0], "_hidden", 5)),
+        ("queue", lambda s: s.queue.append(2)),
+        ("slots", lambda s: setattr(s.slots, "n", 5)),
+        ("random", lambda s: s.random.random()),
+        ("legacy", lambda s: s.legacy.rand()),
+        ("counter", lambda s: next(s.counter)),
+        ("sparse", lambda s: s.sparse.values().add_(1)),
+        ("shared", lambda s: s.shared.append(1)),
         ("", lambda s: setattr(s, "scratch", 2)),
         ("", lambda s: s.v.add_(1)),
         ("", lambda s: s.model[0].weight.data.add_(1)),
@@ -117,6 +197,8 @@ def test_undeclared_changes_are_found(name, change):
     change(sneaky)
     assert watch.changes() == ([f"Sneaky.{name}"] if name else [])
     assert watch.changes() == []
+    COMMON.append(0)
+    assert watch.changes() == [f"{__name__}.COMMON"]
 
 
 class Warnings:
