@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import IO
 
@@ -14,13 +15,20 @@ from rich.text import Text
 from mfedpba_mpi.comm.launcher import on_terminal
 
 
+class _Console(Console):
+    """A console whose reader may go away, as `head` does, without an end of what is printed."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console(file: IO[str] | None = None) -> Console:
     """A console that wraps at the terminal's width, in a pipe at COLUMNS or 120, and not at all in a file."""
     terminal = on_terminal() and file is None
     columns = os.environ.get("COLUMNS", "")
     piped = max(int(columns), 20) if columns.isdecimal() and int(columns) else 120
     width = None if terminal else piped if file is None else 1000
-    return Console(file=file, force_terminal=terminal, width=width, highlight=False)
+    return _Console(file=file, force_terminal=terminal, width=width, highlight=False)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:

@@ -126,7 +126,7 @@ def launch(
     if rank == 0 and by_mpirun() and on_terminal():
         from mfedpba_mpi.resuming import resume_command
 
-        words = f"{PROGRAM}: told to stop; go on with `{resume_command(directory, data_dir)}`"
+        words = f"{PROGRAM}: told to stop; go on with `mpirun -n {size} {resume_command(directory, data_dir)}`"
     stop = Stop(words)
     stop.listen()
     meet(safety.timeout)

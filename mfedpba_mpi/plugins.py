@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +22,10 @@ GROUP = "mfedpba_mpi.plugins"
 VARIABLE = "MFEDPBA_PLUGINS"
 
 LOADED: dict[str, str] = {}
-"""What this process has loaded: absolute path of a file, or name of an installed module -> SHA-256 of the source."""
+"""What this process has loaded: absolute path of a file, or name of an installed module -> SHA-256 of the source.
+
+That of a file covers the modules beside it, or below, that it imports.
+"""
 
 
 def load(file: str | Path) -> None:
@@ -42,12 +45,22 @@ def load(file: str | Path) -> None:
     sys.modules[module.__name__] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    LOADED[str(path)] = hashlib.sha256(source).hexdigest()
+    LOADED[str(path)] = ""
+    before = set(sys.modules)
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
+        LOADED[str(path)] = hashlib.sha256(source + _imported(path, before)).hexdigest()
     except Exception as error:
         del LOADED[str(path)], sys.modules[module.__name__]
         raise UserError(f"plugin: {file}{_line(error, path)}: {_what(error)}") from error
+
+
+def _imported(path: Path, before: Set[str]) -> bytes:
+    """The sources of the modules beside a plugin, or below, that were not loaded `before` it was executed."""
+    new = [module for name, module in sys.modules.items() if name not in before and not name.startswith("mfedpba_mpi.")]
+    files = filter(None, (getattr(module, "__file__", None) for module in new))
+    own = {file for file in files if Path(file).is_relative_to(path.parent) and "site-packages" not in file}
+    return b"".join(Path(file).read_bytes() for file in sorted(own))
 
 
 @functools.cache

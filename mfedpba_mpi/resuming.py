@@ -28,12 +28,16 @@ DAMAGED = "damaged"  # the log is, and only checkpoints can be read
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What the files of a run say about it; `recorded` is the data directory that it was started with."""
+    """What the files of a run say about it; `recorded` is the data directory that it was started with.
+
+    `origin` is that of its data, "real" or "synthetic".
+    """
 
     directory: Path
     config: RunConfig
     status: str
     fingerprint: str
+    origin: str
     recorded: str
 
     @property
@@ -45,11 +49,28 @@ class StoredRun:
     def check_data(self, fingerprint: str, path: Path) -> None:
         """Refuse to go on with other data."""
         if fingerprint != self.fingerprint:
-            was = f"; it was started with --data-dir {self.recorded}" if self.recorded else ""
             raise UserError(
-                f"data-dir: the run in {self.directory} was started with other data than {path} (fingerprint "
-                f"{self.fingerprint[:12]}, not {fingerprint[:12]}){was}; give that directory, or another --out"
+                f"data-dir: the run in {self.directory} was started with other data than {path} has (fingerprint "
+                f"{self.fingerprint[:12]}, not {fingerprint[:12]}); {self._fix(path)}"
             )
+
+    def _fix(self, path: Path) -> str:
+        """What to do where `path` has not the data."""
+        full = path.resolve()  # a directory of stores, or a store in it or in its directory of stand-ins
+        elsewhere = self.recorded and Path(self.recorded) not in (full, full.parent, full.parent.parent)
+        where = f"it was started with --data-dir {self.recorded}; give that" if elsewhere else "bring them back"
+        return f"{where}, or choose another --out"
+
+    def find_data(self, data_dir: Path) -> None:
+        """Refuse to go on with other data, or with a stand-in for real ones that are gone, before anything is made."""
+        store = find_store(self.config, data_dir)
+        if self.origin == "real" and (store is None or store.origin != "real"):
+            raise UserError(
+                f"data-dir: the run in {self.directory} was started with real data, but there are none of "
+                f"{self.config.dataset} in {data_dir.resolve()}; {self._fix(data_dir)}"
+            )
+        if store:
+            self.check_data(store.fingerprint, store.path)
 
     def partition(self) -> Partition | None:
         """Who owned what, by its log or, if that is damaged, by a checkpoint's; None if neither can be read."""
@@ -79,7 +100,8 @@ def stored_run(directory: Path) -> StoredRun:
         attributes = load_run(directory).attributes
         config = RunConfig.from_json(json.dumps(attributes["config"]))
         status, data_dir = str(attributes["status"]), str(attributes.get("data_dir", ""))
-        return StoredRun(directory, config, status, attributes["data_fingerprint"], data_dir)
+        data = attributes["data_fingerprint"], attributes["data_origin"], data_dir
+        return StoredRun(directory, config, status, *data)
     except UserError:
         log = directory / LOG_NAME
         if not (directory / CHECKPOINTS).is_dir() or (log.exists() and not os.access(log, os.R_OK)):  # is it damaged?
@@ -88,7 +110,7 @@ def stored_run(directory: Path) -> StoredRun:
 
         for saved in Checkpoints(directory).manifests():
             config = RunConfig.from_json(json.dumps(saved.config))
-            return StoredRun(directory, config, DAMAGED, saved.fingerprint, saved.data_dir)
+            return StoredRun(directory, config, DAMAGED, saved.fingerprint, saved.about["data_origin"], saved.data_dir)
         raise
 
 
@@ -116,6 +138,7 @@ def find_same(directory: Path, config: RunConfig) -> StoredRun | None:
     stored = find_run(directory)
     if stored is None:
         return None
+    extended(stored.config, config.rounds)  # which has to be possible
     old, new = (flat(c.as_dict()) for c in (stored.config, config))
     free = {*HARMLESS, *(["rounds"] if config.rounds > stored.config.rounds else [])}
     names = [name for name in old | new if old.get(name) != new.get(name) and name not in free]

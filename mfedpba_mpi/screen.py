@@ -134,10 +134,10 @@ def settings_line(config: RunConfig) -> str:
 def summary(run: Run) -> Iterator[str | Table]:
     """The clients, the average, where time went, the payload and where the log is, as lines to print."""
     yield client_table(run, f"Clients after the last round{run.remark}")
-    s = run.summary()
+    s, last = run.summary(), "five" if len(run.evaluated) >= 5 else count(len(run.evaluated), "round")
     yield (
         f"{run.attributes['label']}: average accuracy{run.remark}: last round {s['last']:.2%}, best {s['best']:.2%}, "
-        f"mean of the last five {s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
+        f"mean of the last {last} {s['last_five']:.2%} (unweighted mean of clients {s['client_mean_last_five']:.2%})"
     )
     total = run.rounds["seconds_total"]
     shares = ", ".join(f"{name} {part.sum() / total.sum():.0%}" for name, part in run.time_parts().items())

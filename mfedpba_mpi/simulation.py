@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mfedpba_mpi.comm.devices import set_up
+from mfedpba_mpi.comm.devices import cpu_kind, set_up
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import RunConfig
 from mfedpba_mpi.console import count
@@ -78,12 +78,17 @@ def _federate(
     began = time.perf_counter()
     run = checkpoints.run if checkpoints else None
     stored = find_run(checkpoints.run) if checkpoints and checkpoints.resume and comm.is_server else None
+    if stored:
+        stored.find_data(data_dir)
     logged = stored.partition() if stored else None
     problem, partition, store, shards = prepare(config, data_dir, comm, run, scratch, logged)
     if stored:
         stored.check_data(store.fingerprint, store.path)
         stored.check_partition(partition)
-    about = {"data_fingerprint": store.fingerprint, "data_dir": str(data_dir.resolve()), **versions()}
+    about = {
+        "data_fingerprint": store.fingerprint, "data_origin": store.origin, "data_dir": str(data_dir.resolve()),
+        **versions(),
+    }  # fmt: skip
     saved = _find(checkpoints, comm, stored, about, watching) if checkpoints else None
     federation = build(problem, shards, comm, stop, saved)
     environment = comm.environment()
@@ -146,8 +151,7 @@ def _warn(watching: Sequence[Observer], words: str) -> None:
 
 def versions() -> dict[str, str]:
     """What the bits of a run depend on beside its configuration and data."""
-    cpu = torch.backends.cpu.get_cpu_capability()
-    return {"torch": str(torch.__version__), "numpy": np.__version__, "cpu": cpu}
+    return {"torch": str(torch.__version__), "numpy": np.__version__, "cpu": cpu_kind()}
 
 
 def _find(

@@ -53,8 +53,15 @@ class TrainedClient:
 
         Features are normalised as in training, by the client's own training rows.
         """
-        client, n_train = self._client, len(self.train_rows)
-        order = np.concatenate([self.train_rows, np.asarray(rows, np.int64)])
+        client, n_train, wanted = self._client, len(self.train_rows), np.asarray(rows)
+        N = self._store.info.samples
+        if wanted.ndim != 1 or (
+            wanted.size and (wanted.dtype.kind not in "iu" or wanted.min() < 0 or wanted.max() >= N)
+        ):
+            raise UserError(f"rows: give a list of whole numbers from 0 to {N - 1}, the rows of {self._store.path}")
+        if not wanted.size:
+            return self.predict(np.zeros(1, np.int64))[..., :0]
+        order = np.concatenate([self.train_rows, wanted.astype(np.int64)])
         with _settings_of_a_run(client.config), torch.no_grad():
             inputs = []
             for m in client.spec.modalities:

@@ -1,6 +1,8 @@
 """What people see: widths, and numbers of things."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -40,3 +42,11 @@ def test_one_client_is_no_clients(tiny, tmp_path, capsys, monkeypatch):
     run = load_run(tmp_path)
     assert repr(run).endswith("complete after 1 of 1 round>")
     assert run_page(run).subtitle == "m1, 1 client, fusion sum, seed 0; complete after 1 of 1 round"
+
+
+def test_a_reader_that_goes_away_does_not_end_a_run(tmp_path):
+    options = "--dataset synthetic --samples 120 --classes 3 --dims 6,10 --rounds 3 --out out"
+    line = f"{sys.executable} -m mfedpba_mpi {options} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load_run(tmp_path / "out").status == "complete"

@@ -1,6 +1,7 @@
 """Plugins register for every command, their errors have a place, and what was made with them is read without."""
 
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
@@ -191,6 +192,18 @@ def test_a_plugin_is_executed_once_and_finds_its_neighbours(plugin, tmp_path, ca
     assert capsys.readouterr().out == "here\nown\n"
 
 
+def test_a_neighbour_that_has_changed_changes_the_digest(plugin, forgotten):
+    digests = []
+    for number in (1, 2, 2):
+        plugin(f"SCALE = {number}", "plugin_scale.py")
+        plugins.load(own := plugin("from plugin_scale import SCALE"))
+        digests.append(plugins.LOADED[str(own.resolve())])
+        forgotten()
+        del sys.modules["plugin_scale"]
+        importlib.invalidate_caches()
+    assert digests[0] != digests[1] == digests[2]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -258,11 +271,19 @@ def test_an_own_dataset_is_stored_when_it_is_first_used(plugin, tmp_path):
     store = open_dataset(config, tmp_path)
     assert (store.path, store.origin, len(store.fingerprint)) == (tmp_path / "mine.h5", "real", 64)
     assert store.modality(1).shape == (64, 3)
-    info, _, origin = LOADERS["mine"]
-    LOADERS["mine"] = info, None, origin  # it is not called again
-    assert open_dataset(config, tmp_path).fingerprint == store.fingerprint
+    made = store.path.stat().st_mtime_ns
+    assert open_dataset(config, tmp_path).path.stat().st_mtime_ns == made
     plugins.load(plugin(DATASET.replace("64", "80"), "other.py"))
     with pytest.raises(UserError, match=r"mine.h5 has another shape than the registered mine; delete it"):
         describe(config, tmp_path)
     with pytest.raises(UserError, match=r"unknown dataset 'mien' \(did you mean 'mine'\?\)"):
         describe(RunConfig.of(dataset="mien"), tmp_path / "empty")
+
+
+def test_a_changed_file_of_an_own_dataset_is_said_where_its_store_is_used(plugin, tmp_path, forgotten):
+    plugins.load(plugin(DATASET))
+    open_dataset(RunConfig.of(dataset="mine"), tmp_path)
+    forgotten()
+    plugins.load(plugin(DATASET + "# changed"))
+    with pytest.warns(UserWarning, match="mine.h5 was stored by an earlier version of the file that registers mine"):
+        open_dataset(RunConfig.of(dataset="mine"), tmp_path)

@@ -18,12 +18,15 @@ import pytest
 import torch
 
 from mfedpba_mpi import RunConfig, launch, load_clients, load_run, simulate
+from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config import make_config
 from mfedpba_mpi.data.catalog import CATALOG
 from mfedpba_mpi.data.store import write_store
 from mfedpba_mpi.data.synthetic import synthesize
-from mfedpba_mpi.errors import SyntheticDataWarning, UserError
+from mfedpba_mpi.errors import Ended, SyntheticDataWarning, UserError
+from mfedpba_mpi.methods.mfedpba import MFedPBAClient
 from mfedpba_mpi.rng import generators_restored, seeded
+from mfedpba_mpi.simulation import federate
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
 
@@ -212,7 +215,7 @@ def test_a_resume_without_checkpoint_finds_its_data_again_and_never_takes_others
     for words in (("resume", "out"), ("run", *options, "--out", "out", "--resume")):
         other = command(*words, "--data-dir", "empty")
         assert other.returncode == 2
-        assert "was started with other data" in other.stderr
+        assert "was started with real data, but there are none of mfeat in" in other.stderr
         assert f"it was started with --data-dir {real}" in other.stderr
         assert (out / "run.h5").read_bytes() == before
 
@@ -234,3 +237,35 @@ def test_settings_that_the_first_logs_lack_have_their_old_meaning():
     old = make_config(SETTINGS).as_dict()
     del old["allow_synthetic"]
     assert RunConfig.from_json(json.dumps(old)) == make_config(SETTINGS)
+
+
+def test_a_run_does_not_go_on_with_a_stand_in_for_data_that_are_gone(real, tmp_path):
+    simulate(RunConfig.of(**MFEAT), tmp_path / "out", real, quiet=True)
+    (real / "mfeat.h5").rename(real / "gone.h5")
+    longer = RunConfig.of(**MFEAT | {"rounds": 2})
+    with (
+        pytest.warns(SyntheticDataWarning),
+        pytest.raises(UserError, match=r"real data, but there are none of mfeat in .*; bring them back"),
+    ):
+        simulate(longer, tmp_path / "out", real, resume=True, quiet=True)
+    assert not (real / "synthetic").exists()
+
+
+def test_variables_that_choose_other_kernels_are_in_the_log(tmp_path, monkeypatch):
+    plain = simulate(RunConfig.of(**SETTINGS), tmp_path / "plain", tmp_path / "data", quiet=True)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    other = simulate(RunConfig.of(**SETTINGS), tmp_path / "other", tmp_path / "data", quiet=True)
+    assert other.attributes["cpu"] == f"{plain.attributes['cpu']} MKL_CBWR=COMPATIBLE"
+
+
+def test_a_client_that_changes_what_all_have_received_is_refused(tiny, tmp_path, monkeypatch):
+    update = MFedPBAClient.update
+
+    def careless(self, t, phase, inbox):
+        if inbox:
+            inbox["P_G"].mul_(0.5)
+        return update(self, t, phase, inbox)
+
+    monkeypatch.setattr(MFedPBAClient, "update", careless)
+    with pytest.raises(Ended, match=r"client 0.*the client changes inbox\['P_G'\], which others share"):
+        federate(tiny(), tmp_path, Comm())

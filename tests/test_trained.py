@@ -57,3 +57,12 @@ def test_without_a_checkpoint_or_before_the_end_there_is_a_clear_error(tmp_path)
     with pytest.raises(UserError, match="holds no predictions"):
         run.predictions()
     assert load_run(tmp_path / "out").predictions().shape[0] == run.rounds["tested"][-1].sum()
+
+
+def test_rows_that_are_none_are_refused(tmp_path):
+    simulate(RunConfig.of(**SETTINGS, method="local"), tmp_path / "out", tmp_path, quiet=True)
+    client = load_clients(tmp_path / "out")[0]
+    for rows in ([-1], [120], [1.5], 0, [[0]]):
+        with pytest.raises(UserError, match="rows: give a list of whole numbers from 0 to 119"):
+            client.predict(rows)
+    assert client.predict([]).shape == (0,)

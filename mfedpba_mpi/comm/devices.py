@@ -20,6 +20,18 @@ _FLAGS = {
     (torch.backends.cuda.matmul, "allow_tf32"): False,
 }
 
+# Variables by which libraries of kernels choose others than the CPU's kind would have.
+_KERNEL_VARIABLES = (
+    "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE",
+)  # fmt: skip
+
+
+def cpu_kind() -> str:
+    """The instruction set that torch uses, and variables that change it for others: bits depend on these."""
+    chosen = [f"{name}={os.environ[name]}" for name in _KERNEL_VARIABLES if os.environ.get(name)]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *chosen])
+
 
 def pick(requested: str, local_rank: int, visible: int) -> str:
     """The torch device of a rank.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mfedpba_mpi.comm.devices import cpu_kind
 from mfedpba_mpi.comm.placement import place
 from mfedpba_mpi.comm.wire import Layout, Message
 
@@ -97,7 +98,7 @@ class Comm:
 
     def environment(self) -> dict[str, object]:
         """Where this run happens, for the log; complete on rank 0."""
-        hosts, kinds = self.collect(socket.gethostname()), self.collect(torch.backends.cpu.get_cpu_capability())
+        hosts, kinds = self.collect(socket.gethostname()), self.collect(cpu_kind())
         cpu = " and ".join(sorted(set(kinds)))
         return {"ranks": self.size, "mpi": self.library, "hosts": sorted(set(hosts)), "cpu": cpu}
 

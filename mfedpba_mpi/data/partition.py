@@ -27,12 +27,14 @@ class Partition:
     """Modalities M_k and row numbers of the store, both sorted, for each client; the rows are disjoint.
 
     `names` are those of all M modalities, or their numbers. Where nobody has test rows, the rows are yet to be split.
+    `samples` is how many the dataset has to have, where that is known.
     """
 
     modalities: tuple[tuple[int, ...], ...]
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     names: tuple[str, ...]
+    samples: int | None = None
 
     @classmethod
     def of(cls, owner: Any, modalities: Any, test: Any = None, names: Sequence[str] = ()) -> Partition:
@@ -60,7 +62,7 @@ class Partition:
         if test is not None and not is_test[owner >= 0].any():
             raise UserError("partition: test has no sample of any client; leave it out to have them split by the seed")
         train, held = (tuple(np.flatnonzero((owner == k) & part) for k in range(K)) for part in (~is_test, is_test))
-        return cls(_sets(owned), train, held, names)
+        return cls(_sets(owned), train, held, names, len(owner))
 
     @classmethod
     def of_log(cls, arrays: Mapping[str, np.ndarray], names: Sequence[str] = ()) -> Partition:

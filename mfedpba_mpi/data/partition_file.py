@@ -19,6 +19,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -43,6 +44,11 @@ def read_partition_file(path: Path, info: Dataset) -> Partition:
     found = _read_csv(path, names) if path.name.endswith(".csv") else _read_h5(path, names)
     if not found.modalities:
         raise UserError(f"{path} has no clients; {REMEDY}")
+    if found.samples not in (None, info.samples):
+        raise UserError(
+            f"{path} is for a dataset of {found.samples} samples, but {info.name} has {info.samples}; give the owner "
+            "of each, -1 for nobody"
+        )
     owner = np.full(info.samples, -1)
     for k, owned in enumerate(found.modalities):
         rows = np.concatenate([found.train[k], found.test[k]])
@@ -146,6 +152,8 @@ def _read_h5(path: Path, names: Sequence[str]) -> Partition:
         if found.names not in (tuple(names), numbered(len(names))):
             there = printable(", ".join(found.names))
             raise UserError(f"{path} is for the modalities {there}, the dataset has {', '.join(names)}; use its own")
+        if "samples" in file.attrs:
+            found = replace(found, samples=int(file.attrs["samples"]))
     return found
 
 
@@ -161,6 +169,8 @@ def write_partition(path: Path, partition: Partition) -> None:
     if path.suffix == ".h5":
         with replacing(path, FORMAT, VERSION) as file:
             file.attrs["modalities"] = text(json.dumps(partition.names))
+            if partition.samples is not None:
+                file.attrs["samples"] = partition.samples
             group = file.create_group("partition")
             for name, array in partition.arrays().items():
                 put(group, name, array)

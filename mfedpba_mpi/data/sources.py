@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mfedpba_mpi.data.catalog import CATALOG, LOADERS, Dataset
+from mfedpba_mpi.data.catalog import CATALOG, LOADERS, Dataset, Loader
 from mfedpba_mpi.data.scratch import Scratch
 from mfedpba_mpi.data.store import FeatureStore, locate, write_store
 from mfedpba_mpi.errors import UserError
@@ -83,7 +86,16 @@ def open_dataset(config: RunConfig, data_dir: Path, scratch: Scratch | None = No
         from mfedpba_mpi.data.synthetic import ensure_synthetic
 
         path = ensure_synthetic(describe(config, data_dir), scratch or Scratch(data_dir))
-    return FeatureStore(path)
+    store = FeatureStore(path)
+    if config.dataset in LOADERS:
+        now, then = _source_sha256(LOADERS[config.dataset][1]), store.provenance.get("source_sha256")
+        if now and then and now != then:
+            warnings.warn(
+                f"{path} was stored by an earlier version of the file that registers {config.dataset}; if its values "
+                "have changed, delete it to have it made again",
+                stacklevel=2,
+            )
+    return store
 
 
 def make_registered(name: str, data_dir: Path) -> Path:
@@ -91,8 +103,15 @@ def make_registered(name: str, data_dir: Path) -> Path:
     info, loader, origin = LOADERS[name]
     path = data_dir / f"{name}.h5"
     labels, values = loader()
-    write_store(path, info, labels, values, origin, {"loader": f"{loader.__module__}.{loader.__qualname__}"})
+    source = {"loader": f"{loader.__module__}.{loader.__qualname__}", "source_sha256": _source_sha256(loader)}
+    write_store(path, info, labels, values, origin, source)
     return path
+
+
+def _source_sha256(loader: Loader) -> str:
+    """SHA-256 of the file that a loader is in; empty where there is none, as in a notebook."""
+    file = getattr(sys.modules.get(loader.__module__), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def _as_registered(config: RunConfig, store: FeatureStore) -> FeatureStore:

@@ -8,6 +8,8 @@ from itertools import takewhile
 from typing import Any
 
 from mfedpba_mpi.config import HARMLESS
+from mfedpba_mpi.console import count
+from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.options import flat
 from mfedpba_mpi.records.run import LOG_NAME, Run
 from mfedpba_mpi.studies.study import SEED
@@ -19,7 +21,8 @@ DATA = "data_fingerprint"
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Groups of runs that differ in nothing but the seed, by names of their own; each run once.
 
-    A name is the method's, and where that is the same, the settings in which the groups differ, or their directories.
+    A name is the method's (on which dataset, if there are several), where that is the same, the settings in which the
+    groups differ, or their directories, and how far runs have come that are not complete.
     Runs of one seed repeat each other. They say nothing about the spread over seeds, so each is a group of its own.
     """
     alike: dict[str, list[Run]] = {}
@@ -30,14 +33,24 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for own in alike.values():
         repeated = len({run.attributes["config"][SEED] for run in own}) < len(own)
         groups += [[run] for run in own] if repeated else [own]
-    labels = [group[0].attributes["label"] for group in groups]
+    several = len({run.attributes["dataset"] for run in runs}) > 1
+    labels = [
+        group[0].attributes["label"] + (f" on {group[0].attributes['dataset']}" if several else "") for group in groups
+    ]
     names = list(labels)
     for label in dict.fromkeys(labels):
         same = [i for i, other in enumerate(labels) if other == label]
         if len(same) > 1:
             for i, words in zip(same, _apart([groups[i][0] for i in same]), strict=True):
                 names[i] = f"{label} ({words})"
-    return dict(zip(names, groups, strict=True))
+    return {name + _progress(group): group for name, group in zip(names, groups, strict=True)}
+
+
+def _progress(runs: Sequence[Run]) -> str:
+    """How far runs have come, unless all are complete."""
+    done = sorted({len(run.rounds["tested"]) for run in runs if run.status != COMPLETE})
+    rounds = runs[0].attributes["config"]["rounds"]
+    return f" ({' and '.join(map(str, done))} of {count(rounds, 'round')})" if done else ""
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:

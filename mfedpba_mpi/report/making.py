@@ -101,7 +101,9 @@ def runs_page(runs: Sequence[Run]) -> Page:
     for name, group in groups.items():
         cells = [cell_of([100 * run.summary()[m] for run in group if run.summary()]) for m in ACCURACIES.values()]
         rows.append([name, len(group), *(cell.text(2) if cell else None for cell in cells)])
-    page.table("accuracy", "Average accuracy in %", ["", "runs", *ACCURACIES], rows)
+    short = any(len(run.evaluated) < 5 for run in runs)
+    note = "Of runs of fewer than five rounds, the mean of all." if short else ""
+    page.table("accuracy", "Average accuracy in %", ["", "runs", *ACCURACIES], rows, caption=note)
     words = caption_of(study_figures.convergence)
     page.figure("convergence", "Convergence", study_figures.convergence(groups), words)
     _client_table(page, "clients", f"{CLIENTS} in %", groups)

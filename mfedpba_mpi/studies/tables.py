@@ -128,11 +128,15 @@ def tabulate(study: Study, directory: Path, measure: str = "", against: str = ""
         raise unknown("measure", name, MEASURES)
     kind, value = MEASURES[name]
     found = []
+    short = False
     for place, run in ended(study, directory):
+        short |= "last five" in kind.label and len(run.evaluated) < 5
         complete, number = run.status == COMPLETE, value(run) if run.status == COMPLETE else np.nan
         if not (complete and np.isnan(number)):  # what only some methods have is no number of the others
             found.append((place, number, run.remark))
-    return subtracted(study, found, kind, against) if against else lay_out(study, found, kind)
+    results = subtracted(study, found, kind, against) if against else lay_out(study, found, kind)
+    note = "runs of fewer than five rounds: mean of all of them"
+    return replace(results, notes=[*results.notes, note]) if short else results
 
 
 def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: str) -> Results:

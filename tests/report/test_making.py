@@ -88,6 +88,14 @@ def test_runs_on_other_data_of_the_same_name_are_no_group(made):
     assert differing(runs)["data_fingerprint"][1] == "0" * 12
 
 
+def test_runs_say_how_far_they_are_and_on_what_data_where_that_differs(made):
+    run = made()
+    begun = at(run, "x/begun/run.h5", status="interrupted")
+    assert list(grouped([begun])) == ["MFedPBA (3 of 3 rounds)"]
+    other = at(run, "x/other/run.h5", dataset="another", data_fingerprint="0")
+    assert list(grouped([run, other])) == ["MFedPBA on synthetic", "MFedPBA on another"]
+
+
 def test_many_settings_that_differ_are_left_to_the_directories(made):
     config = made().attributes["config"] | dict.fromkeys(("lr", "batch_size", "epochs", "rounds", "clients"), 7)
     assert list(grouped([at(made(), "a"), at(made(), "b", config=config)])) == ["MFedPBA (a)", "MFedPBA (b)"]
