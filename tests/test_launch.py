@@ -79,7 +79,7 @@ def test_a_run_is_extended_by_asking_for_more_rounds(config, tmp_path):
     extended = simulate(longer, tmp_path / "out", resume=True, quiet=True)
     whole = simulate(longer, tmp_path / "whole", tmp_path / "data", quiet=True)
     assert extended.final["client_sha256"] == whole.final["client_sha256"]
-    with pytest.raises(UserError, match="begun with other settings: rounds is 4, not 2"):
+    with pytest.raises(UserError, match=r"the run has 4 rounds, a resumed one cannot have fewer \(2\)"):
         simulate(config, tmp_path / "out", resume=True)
 
 

@@ -130,7 +130,7 @@ def test_ctrl_c_on_mpirun_leaves_the_terminal_in_order_and_says_how_to_go_on(tmp
         time.sleep(1)
         seen, _ = process.communicate(b"\x03", timeout=30)
     assert process.returncode in (1, 75)  # Open MPI's, and MPICH's, which lets ranks end in order
-    assert b"; go on with `mfedpba-mpi resume out`\r\n" in seen
+    assert b"; go on with `mpirun -n 3 mfedpba-mpi resume out`\r\n" in seen
     assert b"\x1b[?25" not in seen, "the cursor was hidden"
 
 
