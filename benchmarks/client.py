@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import Case, interleaved
-from mfedpba_mpi.config import fit_to_data, make_config
+from mfedpba_mpi.config.run_config import fit_to_data, make_config
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, ClientSpec, Problem
-from mfedpba_mpi.methods.catalog import load_method
+from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.rng import generator
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mfedpba_mpi.console import console, table
+from mfedpba_mpi.cli.console import console, table
 
 
 @dataclass

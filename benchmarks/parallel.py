@@ -26,9 +26,9 @@ import numpy as np
 
 from benchmarks.common import Case
 from mfedpba_mpi import Run, load_run
-from mfedpba_mpi.comm.launcher import given_cores
+from mfedpba_mpi.comm.launcher import available_cores
 
-CORES = len(given_cores())
+CORES = len(available_cores())
 CALTECH = Path(__file__).parents[2] / "shared" / "data" / "caltech101.h5"
 WARM_UP = 1  # rounds that do not count
 RANK_MEMORY = 250e6  # bytes

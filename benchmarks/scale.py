@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.common import Case
 from benchmarks.parallel import CORES, Measured, mpirun
-from mfedpba_mpi.config import fit_to_data, make_config
+from mfedpba_mpi.config.run_config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
 from mfedpba_mpi.planning.plan import make_plan
 

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import Case, interleaved
-from mfedpba_mpi.config import MIN_SAMPLES, fit_to_data, make_config
+from mfedpba_mpi.config.run_config import MIN_SAMPLES, fit_to_data, make_config
 from mfedpba_mpi.data.catalog import CATALOG
 from mfedpba_mpi.data.partition import make_partition
 from mfedpba_mpi.methods.base import ClientSpec, Problem
-from mfedpba_mpi.methods.catalog import load_method
-from mfedpba_mpi.methods.mfedpba import MFedPBAServer
+from mfedpba_mpi.methods.mfedpba.server import MFedPBAServer
+from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import Architecture
 
 CASES = (("youtube", 6, "m2"), ("caltech101", 3, "m2"), ("caltech101", 50, "m1+"))

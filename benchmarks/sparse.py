@@ -24,9 +24,9 @@ from benchmarks.common import Case, interleaved
 from benchmarks.parallel import mpirun
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.models.descent import descend
 from mfedpba_mpi.models.extractors import build_extractor
 from mfedpba_mpi.models.inputs import modality_rows
+from mfedpba_mpi.models.manual_sgd import training_pass
 
 WIDTH, WORDS, ROWS, B, D = 21531, 90, 240, 12, 24
 
@@ -54,7 +54,7 @@ def run() -> Iterator[Case]:
 def epoch(values: np.ndarray | csr_array, architecture: Architecture, sparse: bool = False) -> Callable[[], None]:
     """A pass over the rows, batch by batch."""
     extractor = build_extractor(architecture, Modality("x", "L", values.shape[1], sparse), D)
-    rows, way, g = modality_rows(values, ROWS), descend(extractor), torch.randn(B, D) / 100
+    rows, way, g = modality_rows(values, ROWS), training_pass(extractor), torch.randn(B, D) / 100
 
     @torch.inference_mode()
     def steps() -> None:

@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks.common import Case, interleaved
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import fit_to_data, make_config
+from mfedpba_mpi.config.run_config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
-from mfedpba_mpi.federation import Federation
-from mfedpba_mpi.observing import End, Round, Start
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.engine.observers import End, Round, Start
+from mfedpba_mpi.engine.round import Federation
 from mfedpba_mpi.records.checkpoint import Checkpoints
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import federate
+from mfedpba_mpi.records.run_log import RunLog
 
 ROUNDS = 5
 
@@ -77,7 +77,7 @@ def run() -> Iterator[Case]:
         yield Case("start", "youtube", interleaved(calls, repeats=3))
         keeper = Keeper()
         with timed(Federation, "keep") as kept, timed(Checkpoints, "write") as written:
-            federate(config, data, Comm(), [keeper], Checkpoints(data, every=1))
+            run_rounds(config, data, Comm(), [keeper], Checkpoints(data, every=1))
         log = RunLog(data)
         log.start(keeper.begin)
         start = time.perf_counter()

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mfedpba_mpi.cli import main
+from mfedpba_mpi.cli.main import main
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.extractors import register

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from mfedpba_mpi.cli import main
-from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.cli.main import main
+from mfedpba_mpi.comm.layout import Layout, Message
+from mfedpba_mpi.config.fields import option
 from mfedpba_mpi.methods.base import Method, Problem, Server
-from mfedpba_mpi.methods.catalog import Parameters, register
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
+from mfedpba_mpi.methods.params import Parameters, register
 from mfedpba_mpi.methods.training import HeadLoss
-from mfedpba_mpi.options import option
 
 
 @dataclass(frozen=True)

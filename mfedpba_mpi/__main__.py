@@ -1,5 +1,5 @@
 """``python -m mfedpba_mpi`` is the command ``mfedpba-mpi``."""
 
-from mfedpba_mpi.cli import main
+from mfedpba_mpi.cli.main import main
 
 main()

@@ -9,7 +9,7 @@ import click
 import matplotlib.pyplot as plt
 import pytest
 
-from mfedpba_mpi.cli import cli
+from mfedpba_mpi.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -10,26 +10,26 @@ PACKAGE = Path(__file__).parents[1] / "mfedpba_mpi"
 
 # From the bottom up; a name stands for a module, or for all modules of a package that are not named themselves.
 LAYERS = [
-    ["errors", "rng", "stopping"],
-    ["options", "plugins"],
+    ["errors", "rng", "plugins", "engine.signals"],
+    ["config.fields"],
     ["data.catalog"],
     ["data.partition", "data.partition_file", "data.sealed", "data.store"],  # files, whatever the settings
-    ["models.architecture", "methods.catalog"],  # what there is, without torch
+    ["models.architecture", "methods.params"],  # what there is, without torch
     ["config"],
     ["comm"],
-    ["console", "tabular"],
+    ["cli.console", "records.tables"],
     ["data"],
-    ["models", "alignment"],
+    ["models"],
     ["methods"],
-    ["observing", "preparing"],
+    ["engine.observers", "engine.setup"],
     ["records"],
-    ["federation"],
-    ["screen", "resuming", "planning"],
-    ["simulation"],
-    ["launch", "trained"],
-    ["studies", "checking"],
-    ["report", "watch", "export", "cleaning"],
-    ["click_settings"],
+    ["engine.round"],
+    ["engine.progress", "engine.resume"],
+    ["engine.loop"],
+    ["engine"],
+    ["planning"],
+    ["studies"],
+    ["report", "watch"],
     ["cli"],
     ["__main__"],
 ]

@@ -12,25 +12,25 @@ import pytest
 from click.testing import CliRunner
 
 from mfedpba_mpi import load_run, plugins
-from mfedpba_mpi.cli import cli
+from mfedpba_mpi.cli.main import cli
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.catalog import LOADERS
 from mfedpba_mpi.data.sources import describe, open_dataset
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.engine.resume import stored_run
+from mfedpba_mpi.engine.signals import Stop
 from mfedpba_mpi.errors import Ended, UserError
-from mfedpba_mpi.methods import catalog
+from mfedpba_mpi.methods import params as catalog
 from mfedpba_mpi.records.checkpoint import Checkpoints
-from mfedpba_mpi.resuming import stored_run
-from mfedpba_mpi.simulation import federate
-from mfedpba_mpi.stopping import Stop
-from mfedpba_mpi.studies.running import program
+from mfedpba_mpi.studies.runner import program
 from mfedpba_mpi.studies.slurm import Submission
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method.py"
 METHOD = """from __future__ import annotations
 from dataclasses import dataclass
-from mfedpba_mpi.methods.catalog import Parameters, register
-from mfedpba_mpi.options import option
+from mfedpba_mpi.methods.params import Parameters, register
+from mfedpba_mpi.config.fields import option
 
 @dataclass(frozen=True)
 class Mine(Parameters):
@@ -257,7 +257,7 @@ def test_whatever_goes_on_with_a_run_or_a_study_has_its_plugins(plugin, tiny, tm
     with pytest.raises(
         Ended, match=rf"go on with `mfedpba-mpi resume {tmp_path}/out --data-dir {tmp_path} --plugin {own}`"
     ):
-        federate(tiny(), tmp_path, Comm(), [], Checkpoints(tmp_path / "out"), stop)
+        run_rounds(tiny(), tmp_path, Comm(), [], Checkpoints(tmp_path / "out"), stop)
     script = Submission("s", tmp_path, tmp_path, 2, [0, 1])
     assert f"--plugin {own} study run" in script.array()
 

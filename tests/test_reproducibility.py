@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 import torch
 
-from mfedpba_mpi import RunConfig, launch, load_clients, load_run, simulate
+from mfedpba_mpi import RunConfig, load_clients, load_run, simulate
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import make_config
+from mfedpba_mpi.config.run_config import make_config
 from mfedpba_mpi.data.catalog import CATALOG
 from mfedpba_mpi.data.store import write_store
 from mfedpba_mpi.data.synthetic import synthesize
+from mfedpba_mpi.engine import api
+from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import Ended, SyntheticDataWarning, UserError
 from mfedpba_mpi.methods.mfedpba import MFedPBAClient
 from mfedpba_mpi.rng import generators_restored, seeded
-from mfedpba_mpi.simulation import federate
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
 
@@ -39,10 +40,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from mfedpba_mpi.cli import main
+from mfedpba_mpi.cli.main import main
 from mfedpba_mpi.methods.base import Method
-from mfedpba_mpi.methods.catalog import Parameters
-from mfedpba_mpi.methods import catalog
+from mfedpba_mpi.methods.params import Parameters
+from mfedpba_mpi.methods import params as catalog
 from mfedpba_mpi.methods.local import LocalClient
 from mfedpba_mpi.models import extractors
 
@@ -163,7 +164,7 @@ def test_a_second_call_in_another_thread_is_refused(tmp_path):
         except RuntimeError as error:
             outcomes.append(str(error))
 
-    with launch._SIMULATING:
+    with api._SIMULATING:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
@@ -268,4 +269,4 @@ def test_a_client_that_changes_what_all_have_received_is_refused(tiny, tmp_path,
 
     monkeypatch.setattr(MFedPBAClient, "update", careless)
     with pytest.raises(Ended, match=r"client 0.*the client changes inbox\['P_G'\], which others share"):
-        federate(tiny(), tmp_path, Comm())
+        run_rounds(tiny(), tmp_path, Comm())

@@ -17,7 +17,7 @@ _VARIABLES = (
 )
 
 
-def announced() -> tuple[int, int]:
+def launcher_rank_and_size() -> tuple[int, int]:
     """(rank, size) according to the launcher, (0, 1) without one."""
     for rank, size in _VARIABLES:
         if rank in os.environ and size in os.environ:
@@ -33,7 +33,7 @@ def first_on_node() -> bool:
     return True
 
 
-def by_mpirun() -> bool:
+def started_by_mpirun() -> bool:
     """Whether an mpirun started this process, maybe inside a SLURM job; srun --mpi=pmi2 says PMI_RANK as well."""
     named = "OMPI_COMM_WORLD_RANK" in os.environ or "MPI_LOCALRANKID" in os.environ
     return named or ("PMI_RANK" in os.environ and "SLURM_STEP_NUM_TASKS" not in os.environ)
@@ -45,7 +45,7 @@ def check_slurm(clients: int) -> None:
     A batch script has SLURM_NTASKS, if the job named a number, and no SLURM_STEP_*; a step of srun has both, and so has
     everything in a shell that ``srun --pty`` or salloc opened, where one process is as good as in a batch script.
     """
-    if announced()[1] > 1 or by_mpirun():
+    if launcher_rank_and_size()[1] > 1 or started_by_mpirun():
         return
     if "SLURM_STEP_NUM_TASKS" in os.environ and "SLURM_PTY_PORT" not in os.environ:
         raise UserError(
@@ -61,7 +61,7 @@ def check_slurm(clients: int) -> None:
         )
 
 
-def given_gpus() -> int:
+def slurm_gpus() -> int:
     """GPUs of this node that SLURM has given to the job step, or to the job in a batch script."""
     number = os.environ.get("SLURM_GPUS_ON_NODE", "")
     if number.isdigit():
@@ -70,7 +70,7 @@ def given_gpus() -> int:
     return len(names.split(",")) if names else 0
 
 
-def given_cores() -> list[int]:
+def available_cores() -> list[int]:
     """The numbers of the cores that this process may use; of all of them where the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
@@ -98,19 +98,19 @@ def start_mpi() -> None:
     else:
         deaf = bool(re.match(r"Open MPI v([5-9]|\d\d)", library))
     if deaf:
-        raise _apart(library)
+        raise _mismatch(library)
     if not MPI.Is_initialized():
         MPI.Init_thread()
-    if MPI.COMM_WORLD.size != announced()[1]:
-        raise _apart(library)
+    if MPI.COMM_WORLD.size != launcher_rank_and_size()[1]:
+        raise _mismatch(library)
 
 
-def _apart(library: str) -> UserError:
+def _mismatch(library: str) -> UserError:
     """What to do where `library` does not see the ranks that the launcher started."""
-    started = announced()[1]
+    started = launcher_rank_and_size()[1]
     name = " ".join(library.split("\n", maxsplit=1)[0].split(",", maxsplit=1)[0].replace("Version:", "").split())
     who = f"ranks, but {name}, which mpi4py uses, does not find them"
-    if by_mpirun():
+    if started_by_mpirun():
         return UserError(
             f"mpirun started {started} {who}: this mpirun is another MPI's; use the one that belongs to {name}, or an "
             "mpi4py for the MPI of this mpirun"
@@ -122,10 +122,10 @@ def _apart(library: str) -> UserError:
     )
 
 
-def joined() -> bool:
+def mpi_is_up() -> bool:
     """Whether MPI has started and sees the ranks that the launcher started; otherwise no rank can reach another."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.size == announced()[1]
+    return mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.size == launcher_rank_and_size()[1]
 
 
 def on_terminal() -> bool:

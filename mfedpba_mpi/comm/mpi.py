@@ -75,8 +75,8 @@ class MPIComm(Comm):
         with self._deaths_noticed():
             return self._comm.gather(value) or []
 
-    def agree(self, verdict: int) -> int:
-        word = np.array([verdict])
+    def agree(self, round_status: int) -> int:
+        word = np.array([round_status])
         self._wait(self._comm.Ibcast([word, MPI.INT64_T]))
         self._failure = None  # if there was one, all have heard of it
         return int(word[0])

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from mfedpba_mpi.comm.devices import cpu_kind
+from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.comm.placement import place
-from mfedpba_mpi.comm.wire import Layout, Message
 
 Layouts = Mapping[int, Layout]
 
@@ -110,9 +110,9 @@ class Comm:
         """Each rank's string, on the server; [] elsewhere; not for rounds."""
         return [value]
 
-    def agree(self, verdict: int) -> int:
+    def agree(self, round_status: int) -> int:
         """The server's number, on every rank."""
-        return verdict
+        return round_status
 
     def recover(self) -> list[int]:
         """Go on without the ranks that have died; which they are."""

@@ -16,9 +16,9 @@ from typing import NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from mfedpba_mpi.comm.launcher import by_mpirun
+from mfedpba_mpi.comm.launcher import started_by_mpirun
+from mfedpba_mpi.engine.signals import Stop
 from mfedpba_mpi.errors import RankFailed
-from mfedpba_mpi.stopping import Stop
 
 LONGEST_SLEEP = 1e-3
 SPARE_SLEEP = 5e-2  # nobody waits for a spare rank, and under MPICH every Test costs tens of microseconds
@@ -157,7 +157,7 @@ def abort(code: int, reason: str) -> None:
         while time.monotonic() < until:
             request.Test()  # lets the message go on its way
             time.sleep(0.01)
-    elif not by_mpirun():
+    elif not started_by_mpirun():
         time.sleep(LAST_WORDS)
     world.Abort(code)
 

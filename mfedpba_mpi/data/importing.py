@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 
-from mfedpba_mpi.console import count
+from mfedpba_mpi.cli.console import count
+from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, Modality, base_of, check_name
 from mfedpba_mpi.data.guard import limited
 from mfedpba_mpi.data.readers import h5, images, mat, mfeat, nuswide, reuters, tables, youtube
 from mfedpba_mpi.data.readers.source import Reader, Source
 from mfedpba_mpi.data.store import FeatureStore, Values, plain, write_store
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.options import unknown
 
 READERS: tuple[Reader, ...] = (h5, mat, mfeat, reuters, youtube, nuswide, tables, images)  # asked in turn, but first:
 ORIGINALS: dict[str, Reader] = {

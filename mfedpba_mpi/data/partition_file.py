@@ -9,7 +9,7 @@ FILE.csv has a line for each sample that a client has; the column ``set`` may be
 
 Clients count from 0 without gaps, samples are row numbers of the store from 0, modalities are names (or numbers from 0)
 with blanks between them, the same in all lines of a client. FILE.h5 has the group /partition of a run's log (see
-`records/runlog.py`), so a log is such a file too: modalities (K, M) bool, train_rows, train_offsets, test_rows,
+`records/run_log.py`), so a log is such a file too: modalities (K, M) bool, train_rows, train_offsets, test_rows,
 test_offsets. Samples that are nobody's are left out in both.
 """
 

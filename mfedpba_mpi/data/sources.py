@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.data.catalog import CATALOG, LOADERS, Dataset, Loader
 from mfedpba_mpi.data.scratch import Scratch
 from mfedpba_mpi.data.store import FeatureStore, locate, write_store
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.options import unknown
 
 if TYPE_CHECKING:
-    from mfedpba_mpi.config import RunConfig
+    from mfedpba_mpi.config.run_config import RunConfig
 
 
 def describe(config: RunConfig, data_dir: Path) -> Dataset:

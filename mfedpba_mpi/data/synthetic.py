@@ -24,12 +24,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.sparse import coo_matrix, csr_matrix
 
-from mfedpba_mpi.console import count
+from mfedpba_mpi.cli.console import count
+from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.data.catalog import CATALOG, TYPES, Dataset, Modality
 from mfedpba_mpi.data.scratch import Scratch
 from mfedpba_mpi.data.store import FeatureStore, Values, write_store
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.options import unknown
 from mfedpba_mpi.rng import generator
 
 REVISION = 1  # raise it with any change below but RECIPES; a cached file of another revision is made again

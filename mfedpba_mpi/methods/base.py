@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
-from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.comm.layout import NOTHING, Layout, Message
+from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError, UserError
@@ -28,8 +28,8 @@ from mfedpba_mpi.methods.state import Stateful
 from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
-from mfedpba_mpi.models.descent import descend
 from mfedpba_mpi.models.inputs import modality_rows
+from mfedpba_mpi.models.manual_sgd import training_pass
 from mfedpba_mpi.rng import generator, seeded
 
 LEAST_FOR_BATCHNORM = 4  # see `Client.epoch`
@@ -178,21 +178,21 @@ class Client(Stateful, ABC):
         The means of its `terms` over the batches end up in `self.losses`, and that of ||g||^2 in `self.gradient_norm2`
         where gradients are tracked.
         """
-        lr, ways = self.rates()[0], [descend(extractor) for extractor in self.model.extractors]
+        lr, passes = self.rates()[0], [training_pass(extractor) for extractor in self.model.extractors]
         means = torch.zeros(len(self.terms), device=self.device)
         gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
-            by_hand = loss.by_hand and all(way.by_hand for way in ways)
+            by_hand = loss.by_hand and all(one.by_hand for one in passes)
             with torch.inference_mode() if by_hand else torch.no_grad():  # the first is a tenth faster
                 for batch, rows, xs in gradients.watch(epoch.batches()) if gradients else epoch.batches():
-                    Z = torch.stack([way.forward(x) for way, x in zip(ways, xs, strict=True)])
+                    Z = torch.stack([one.forward(x) for one, x in zip(passes, xs, strict=True)])
                     gZ = loss.step(batch, rows, Z)
-                    for way, g in zip(ways, gZ, strict=True):
-                        if way.learns:
-                            way.backward(g, lr, False)
+                    for one, g in zip(passes, gZ, strict=True):
+                        if one.learns:
+                            one.backward(g, lr, False)
                 means += loss.means() / self.config.epochs
         self.losses = dict(zip(self.terms, means.tolist(), strict=True))
         self.gradient_norm2 = gradients.mean() if gradients else math.nan

@@ -41,13 +41,13 @@ from scipy.special import comb
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Method, Problem, Server
-from mfedpba_mpi.methods.catalog import FedMobile as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
+from mfedpba_mpi.methods.params import FedMobile as Params
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator, seeded, torch_seed
 
@@ -310,7 +310,7 @@ class FedMobileServer(Server):
         return (phi / np.bincount(clusters))[clusters]
 
 
-class FedMobile(Method):
+class FedMobileMethod(Method):
     """Up P_h + 1 floats, down P_h + P_G; the mask of taught modalities travels along."""
 
     client_class = FedMobileClient
@@ -327,4 +327,4 @@ class FedMobile(Method):
         return self.first()
 
 
-METHOD = FedMobile
+METHOD = FedMobileMethod

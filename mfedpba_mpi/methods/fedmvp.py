@@ -42,12 +42,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Method, Problem, Server
-from mfedpba_mpi.methods.catalog import FedMVP as Params
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
+from mfedpba_mpi.methods.params import FedMVP as Params
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import seeded, torch_seed
 
@@ -218,7 +218,7 @@ class FedMVPServer(Server):
         return average_heads(uploads, CKA.sum(1) / CKA.sum())
 
 
-class FedMVP(Method):
+class FedMVPMethod(Method):
     """A classifier up and one down, P_h = C d + C floats each."""
 
     client_class = FedMVPClient
@@ -234,4 +234,4 @@ class FedMVP(Method):
         return self.first()
 
 
-METHOD = FedMVP
+METHOD = FedMVPMethod

@@ -36,11 +36,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
-from mfedpba_mpi.methods.catalog import FedPall as Params
 from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
+from mfedpba_mpi.methods.params import FedPall as Params
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator, seeded
 
@@ -276,7 +276,7 @@ def items_per_sample(problem: Problem, client: ClientSpec) -> int:
     return len(client.modalities) if problem.config.fusion == "separate" else 1
 
 
-class FedPall(Method):
+class FedPallMethod(Method):
     """Up C d + N_k (d + 1) floats, N_k the client's items (2 C d for ``prototypes``), down C d + P_h + P_D + 4 h.
 
     P_h = C d + C and P_D = h d + h^2 + h K + 4 h are the parameters of classifier and discriminator, h the width of the
@@ -305,4 +305,4 @@ class FedPall(Method):
         return self.first()
 
 
-METHOD = FedPall
+METHOD = FedPallMethod

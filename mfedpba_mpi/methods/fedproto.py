@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import Layout, Message
+from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, Method, Problem, Server
-from mfedpba_mpi.methods.catalog import FedProto as Params
+from mfedpba_mpi.methods.params import FedProto as Params
 from mfedpba_mpi.methods.training import Epoch, HeadLoss
 
 EXACT = "donot_use_mm_for_euclid_dist"  # torch.cdist by differences: no cancellation between points that are close
@@ -183,7 +183,7 @@ class FedProtoServer(Server):
         return {"P_G": P_G[0], "P_present": present[0]}
 
 
-class FedProto(Method):
+class FedProtoMethod(Method):
     """Up and down C d floats, or |M_k| C d with prototypes of each modality; presence travels along."""
 
     client_class = FedProtoClient
@@ -213,4 +213,4 @@ class FedProto(Method):
         return (modalities, p.C, p.d) if self.params.proto_scope == "modality" else (p.C, p.d)
 
 
-METHOD = FedProto
+METHOD = FedProtoMethod

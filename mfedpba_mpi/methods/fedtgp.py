@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import Message
+from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.base import Problem, Server
-from mfedpba_mpi.methods.catalog import FedTGP as Params
-from mfedpba_mpi.methods.fedproto import EXACT, FedProto, average_prototypes
+from mfedpba_mpi.methods.fedproto import EXACT, FedProtoMethod, average_prototypes
+from mfedpba_mpi.methods.params import FedTGP as Params
 from mfedpba_mpi.rng import generator, seeded
 
 
@@ -138,7 +138,7 @@ class FedTGPServer(Server):
         return loss
 
 
-class FedTGP(FedProto):
+class FedTGPMethod(FedProtoMethod):
     """Up and down C d floats; the client is FedProto's."""
 
     params: Params
@@ -146,4 +146,4 @@ class FedTGP(FedProto):
     server_class = FedTGPServer
 
 
-METHOD = FedTGP
+METHOD = FedTGPMethod

@@ -44,13 +44,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.wire import NOTHING, Layout, Message
-from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.comm.layout import NOTHING, Layout, Message
+from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, Method, Problem, Server
-from mfedpba_mpi.methods.catalog import Harmony as Params
 from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.methods.heads import draw_head
+from mfedpba_mpi.methods.params import Harmony as Params
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator
 
@@ -236,7 +236,7 @@ def group_means(values: Tensor, groups: np.ndarray) -> Tensor:
     return means[group].view_as(values)
 
 
-class Harmony(Method):
+class HarmonyMethod(Method):
     """Stage 1: |M_k| P_h floats up and down. Stage 2: P_h + |M_k| up, P_h down. P_h down before round 1."""
 
     client_class = HarmonyClient
@@ -259,4 +259,4 @@ class Harmony(Method):
         return True
 
 
-METHOD = Harmony
+METHOD = HarmonyMethod

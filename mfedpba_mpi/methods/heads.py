@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from mfedpba_mpi.comm.wire import Message
+from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.methods.base import Client, Problem
 from mfedpba_mpi.rng import seeded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfedpba_mpi.comm.wire import Message
+from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.methods.base import Client, Method
 from mfedpba_mpi.methods.training import HeadLoss
 
@@ -15,10 +15,10 @@ class LocalClient(Client):
         return {}
 
 
-class Local(Method):
+class LocalMethod(Method):
     """No federation at all."""
 
     client_class = LocalClient
 
 
-METHOD = Local
+METHOD = LocalMethod

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfedpba_mpi.models.client_model import Rows
-from mfedpba_mpi.models.descent import step_linear
 from mfedpba_mpi.models.inputs import DenseRows, SparseRows
+from mfedpba_mpi.models.manual_sgd import step_linear
 
 if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Client

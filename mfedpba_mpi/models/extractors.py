@@ -129,7 +129,7 @@ def _convolve(layer: Convolution) -> list[nn.Module]:
 
 
 class Extractor(nn.Sequential):
-    """Layers of the kinds that `descent` knows its way through."""
+    """Layers of the kinds that `manual_sgd` knows its way through."""
 
 
 class DNN(Extractor):

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.comm.wire import Layout, Message
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.data.store import Values
+from mfedpba_mpi.engine.setup import cost
 from mfedpba_mpi.methods.base import Problem
-from mfedpba_mpi.methods.catalog import load_method
+from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import NONZEROS
-from mfedpba_mpi.preparing import cost
 
 SAMPLED, BATCHES = 8, 10  # clients, and batches an epoch, that are run
 MPI_BYTES = 30e6  # of a rank, for MPI

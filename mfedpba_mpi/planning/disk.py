@@ -18,7 +18,7 @@ from mfedpba_mpi.models.architecture import NONZEROS, weights
 
 HEADERS = 85e3  # of the log
 BY_CLIENT, BY_ROUND = 14, 11  # datasets of /rounds with a number for each client, and with one a round
-CHUNK = 2**14  # bytes of a chunk of them, at most (see `records.runlog`)
+CHUNK = 2**14  # bytes of a chunk of them, at most (see `records.run_log`)
 
 
 @dataclass(frozen=True)

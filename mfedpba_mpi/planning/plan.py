@@ -21,20 +21,20 @@ from pathlib import Path
 
 import numpy as np
 
-from mfedpba_mpi.comm.launcher import given_cores
+from mfedpba_mpi.cli.console import count
+from mfedpba_mpi.comm.launcher import available_cores
 from mfedpba_mpi.comm.placement import place
-from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.console import count
+from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.data.store import FeatureStore, locate
 from mfedpba_mpi.data.synthetic import RECIPES, class_sizes
+from mfedpba_mpi.engine.setup import cost, draw_partition, draw_problem
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.base import EVALUATION_ROWS, Method, Problem
-from mfedpba_mpi.methods.catalog import load_method
+from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import NONZEROS, convolutions, weights
 from mfedpba_mpi.planning.calibration import Rates, calibrate, process_bytes
-from mfedpba_mpi.preparing import cost, draw_partition, draw_problem
 
 NETWORK = 1.25e9  # bytes a second between nodes, 10 Gbit/s: an assumption
 MODULE_BYTES = 12e3  # of Python objects for each layer of a network
@@ -98,7 +98,7 @@ def make_plan(
 ) -> Plan:
     """Plan `config`; by default on K + 1 ranks of a node like this one."""
     ranks = config.clients + 1 if ranks is None else ranks
-    machine = Machine(ranks, nodes, len(given_cores()) if cores is None else cores, gpus)
+    machine = Machine(ranks, nodes, len(available_cores()) if cores is None else cores, gpus)
     if config.device == "cuda" and not gpus:
         raise UserError("device: cuda needs GPUs; say how many a node has with --gpus")
     problem = imagine(config, data_dir)

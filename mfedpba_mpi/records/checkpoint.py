@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from mfedpba_mpi import __version__
+from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.comm.wire import Message
-from mfedpba_mpi.config import RunConfig
+from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.errors import FAILED, Ended, UserError
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME
 
@@ -47,21 +47,26 @@ SERVER, LOG, MANIFEST = "server.safetensors", "log.h5", "manifest.json"
 _NAME = re.compile(r"(server|rank-\d+)\.safetensors|log\.h5")
 
 
-class Kept:
+class Snapshot:
     """A copy of a rank's state after its last finished round: that of its clients, messages, and the server's."""
 
     def __init__(self) -> None:
         self.round = 0
         self.clients: dict[int, dict[str, Tensor]] = {}
         self.inbox: dict[int, Message] = {}
-        self.news: Message = {}
+        self.last_broadcast: Message = {}
         self.server: dict[str, Tensor] = {}
 
     def take(
-        self, t: int, clients: Mapping[int, Message], inbox: Mapping[int, Message], news: Message, server: Message
+        self,
+        t: int,
+        clients: Mapping[int, Message],
+        inbox: Mapping[int, Message],
+        last_broadcast: Message,
+        server: Message,
     ) -> None:
         """Make this the state after round `t`. Messages never change once they are there, so they are not copied."""
-        self.round, self.inbox, self.news = t, dict(inbox), news
+        self.round, self.inbox, self.last_broadcast = t, dict(inbox), last_broadcast
         for k, state in clients.items():
             self.clients[k] = _copied(state, self.clients.get(k, {}))
         self.server = _copied(server, self.server)
@@ -105,7 +110,7 @@ class Checkpoints:
         pause = min(LONGEST, max(SHORTEST, self._cost / SHARE)) if self.minutes is None else 60 * self.minutes
         return time.monotonic() - self._last >= pause
 
-    def write(self, comm: Comm, state: Kept, config: RunConfig, about: Mapping[str, str]) -> None:
+    def write(self, comm: Comm, state: Snapshot, config: RunConfig, about: Mapping[str, str]) -> None:
         """Make `state` the newest checkpoint; on every rank, and all of them end where one cannot write.
 
         `about` is what the manifest says of the run beside its configuration, see `Saved.about`.
@@ -136,13 +141,13 @@ class Checkpoints:
         self._last = time.monotonic()
         self._cost = self._last - began
 
-    def _write_part(self, part: Path, comm: Comm, state: Kept) -> dict[str, Any]:
+    def _write_part(self, part: Path, comm: Comm, state: Snapshot) -> dict[str, Any]:
         """Write this rank's files, to the disk; their sizes and digests."""
         part.mkdir(parents=True, exist_ok=True)
         made = {}
         if state.clients:
             path = part / f"rank-{comm.rank}.safetensors"
-            heard = {k: _heard(inbox, state.news) for k, inbox in state.inbox.items()}
+            heard = {k: _heard(inbox, state.last_broadcast) for k, inbox in state.inbox.items()}
             tensors = {f"client/{k}/state/{n}": x for k, own in state.clients.items() for n, x in own.items()}
             for k, inbox in state.inbox.items():
                 tensors |= {f"client/{k}/inbox/{n}": x for n, x in inbox.items() if n not in heard[k]}
@@ -150,7 +155,7 @@ class Checkpoints:
         if comm.is_server:
             path = part / SERVER
             tensors = {f"server/{n}": x for n, x in state.server.items()}
-            tensors |= {f"news/{n}": x for n, x in state.news.items()}
+            tensors |= {f"news/{n}": x for n, x in state.last_broadcast.items()}
             made[path.name] = _save(path, tensors, {})
             if (self.run / LOG_NAME).exists():
                 shutil.copyfile(self.run / LOG_NAME, part / LOG)
@@ -304,9 +309,9 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is damaged: {error}; looking for an older checkpoint") from None
 
 
-def _heard(inbox: Mapping[str, Tensor], news: Mapping[str, Tensor]) -> list[str]:
+def _heard(inbox: Mapping[str, Tensor], last_broadcast: Mapping[str, Tensor]) -> list[str]:
     """What a client was sent together with everybody else, last of all."""
-    return [name for name, value in inbox.items() if news.get(name) is value]
+    return [name for name, value in inbox.items() if last_broadcast.get(name) is value]
 
 
 def _name(t: int) -> str:

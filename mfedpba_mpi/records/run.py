@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
-from mfedpba_mpi.console import count
+from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.data.partition import Partition
 from mfedpba_mpi.data.sealed import open_image
 from mfedpba_mpi.errors import UserError

@@ -17,9 +17,20 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from mfedpba_mpi.records.tables import (
+    BEST,
+    SECOND,
+    Table,
+    as_csv,
+    as_latex,
+    check_name,
+    missing,
+    number,
+    text_of,
+    visible,
+)
 from mfedpba_mpi.report import style
 from mfedpba_mpi.studies.study import put
-from mfedpba_mpi.tabular import BEST, SECOND, Table, as_csv, as_latex, check_name, missing, number, text_of, visible
 
 FIGURES, TABLES = "figures", "tables"  # directories beside the page
 ZOOM, READABLE = 1.4, 0.8  # a figure's width on the screen by that in print: on a wide screen, and at least

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mfedpba_mpi.records.run import Run
-from mfedpba_mpi.report.grouping import grouped
+from mfedpba_mpi.report.groups import grouped
 from mfedpba_mpi.report.style import (
     COLUMN,
     GREY,

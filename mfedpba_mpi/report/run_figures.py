@@ -66,7 +66,7 @@ def partition(run: Run) -> Figure:
         if across <= NAMED:
             axes.set_xticks(range(K))
         else:
-            _whole(axes, 12)
+            _integer_ticks(axes, 12)
     grid[-1, 0].set_xlabel("client")
     largest = f"{means.max():.4g} training samples"
     words = f"largest circle: {largest}" if group == 1 else f"means of {group} clients; largest circle: {largest}"
@@ -91,7 +91,7 @@ def accuracy(run: Run) -> Figure:
     axes.plot(rounds, 100 * run.average(), **_dots(rounds), color="black", linewidth=1.8, label="average", zorder=4)
     axes.set_xlabel("round")
     axes.set_ylabel(f"{'validation' if run.validation else 'test'} accuracy (%)")
-    _whole(axes)
+    _integer_ticks(axes)
     _legend(drawing, axes)
     mark(drawing, [run])
     return drawing
@@ -127,7 +127,7 @@ def losses(run: Run) -> Figure:
                 axes.fill_between(rounds, *edges, color=colour(i), alpha=0.2, linewidth=0)
             axes.plot(rounds, mean, **_dots(rounds), color=colour(i), label=_term(name))
         axes.set(xlabel="round", ylabel=title)
-        _whole(axes)
+        _integer_ticks(axes)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)
     mark(drawing, [run])
     return drawing
@@ -166,7 +166,7 @@ def communication(run: Run) -> Figure:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("round")
     axes.set_ylabel("payload a round")
-    _whole(axes)
+    _integer_ticks(axes)
     _legend(drawing, axes, 2)
     mark(drawing, [run])
     return drawing
@@ -198,7 +198,7 @@ def times(run: Run) -> Figure:
                 left.fill_between(rounds, bottom, bottom + parts[name], **shape)
             bottom = bottom + parts[name]
     left.set(xlabel="round", ylabel="seconds", ylim=(0, None))
-    _whole(left)
+    _integer_ticks(left)
     busy = busy_seconds(run)  # (2, ranks)
     group = -(-busy.shape[1] // RANKS)
     starts = np.arange(0, busy.shape[1], group)
@@ -211,7 +211,7 @@ def times(run: Run) -> Figure:
         right.vlines(middle, clients + server, longest, color="black", linewidth=0.6)
     right.set(xlabel="rank", ylabel="busy seconds a round", ylim=(0, None))
     right.set_xlim(-0.7 * group, starts[-1] + group - 0.3)
-    _whole(right)
+    _integer_ticks(right)
     left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5, handlelength=1, columnspacing=1)
     right.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, handlelength=1)
     mark(drawing, [run])
@@ -324,7 +324,7 @@ def _begun(run: Run) -> int:
     return T
 
 
-def _whole(axes: Any, most: int = 6) -> None:
+def _integer_ticks(axes: Any, most: int = 6) -> None:
     """Ticks at whole numbers only: rounds, clients and ranks have no halves."""
     axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
 

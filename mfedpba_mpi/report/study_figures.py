@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
-from mfedpba_mpi.options import unknown
 from mfedpba_mpi.records.run import Run, remark_of
+from mfedpba_mpi.records.status import load_ended
 from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, figure, mark, new
 from mfedpba_mpi.report.table_figures import (
     METHOD,
@@ -29,7 +30,6 @@ from mfedpba_mpi.report.table_figures import (
     scaling,
     wrapped,
 )
-from mfedpba_mpi.studies.state import load_ended
 from mfedpba_mpi.studies.study import RANKS, SEED, Choice, Place, Study
 from mfedpba_mpi.studies.tables import MEASURES, Measure, Results, cell_of, lay_out
 

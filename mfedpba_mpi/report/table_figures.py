@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mfedpba_mpi.methods.catalog import METHODS, SHIPPED
+from mfedpba_mpi.methods.params import METHODS, SHIPPED
 from mfedpba_mpi.records.run import joint_remark
 from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, colour, figure, label, marker, new, note
 from mfedpba_mpi.studies.study import RANKS

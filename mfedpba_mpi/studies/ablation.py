@@ -7,20 +7,20 @@ from pathlib import Path
 
 import click
 
-from mfedpba_mpi.comm.launcher import announced
-from mfedpba_mpi.config import RunConfig
-from mfedpba_mpi.console import count
+from mfedpba_mpi.cli.console import count
+from mfedpba_mpi.comm.launcher import launcher_rank_and_size
+from mfedpba_mpi.config.fields import check, nested
+from mfedpba_mpi.config.run_config import RunConfig
+from mfedpba_mpi.engine.launch import FaultTolerance, claim, launch
+from mfedpba_mpi.engine.resume import find_same, resumed
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.launch import Safety, claim, launch
-from mfedpba_mpi.methods.catalog import MFedPBA
-from mfedpba_mpi.options import check, nested
-from mfedpba_mpi.resuming import find_same, resumed
+from mfedpba_mpi.methods.params import MFedPBA
 from mfedpba_mpi.studies.formats import save, show_table
 from mfedpba_mpi.studies.study import SEED, find_study
 from mfedpba_mpi.studies.tables import tabulate
 
 
-def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -> None:
+def run_ablation(config: RunConfig, data_dir: Path, out: Path, fault_tolerance: FaultTolerance) -> None:
     """Run every variant to its end under `out`, on every rank; rank 0 prints and stores the table."""
     if config.method != "mfedpba":
         raise UserError(f"ablate: the parts left out are mfedpba's, but the method is {config.method}")
@@ -39,8 +39,8 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, safety: Safety) -
         variant, complete = resumed(find_same(out / place.path, variant), variant, data_dir)
         if not complete:
             claim(out / place.path, overwrite=True)
-            launch(variant, data_dir, out / place.path, safety, resume=True, brief=True)
-    if announced()[0] == 0:
+            launch(variant, data_dir, out / place.path, fault_tolerance, resume=True, brief=True)
+    if launcher_rank_and_size()[0] == 0:
         results = tabulate(study, out)
         show_table(results)
         save(study, results, out)

@@ -13,9 +13,9 @@ import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mfedpba_mpi import tabular
-from mfedpba_mpi.console import console, table
+from mfedpba_mpi.cli.console import console, table
 from mfedpba_mpi.errors import COMPLETE
+from mfedpba_mpi.records import tables as tabular
 from mfedpba_mpi.studies.study import Study, put
 from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, ended
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mfedpba_mpi.console import ranges
+from mfedpba_mpi.cli.console import ranges
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.studies.running import program
+from mfedpba_mpi.studies.runner import program
 
 SCRIPTS = "slurm"  # in a study's directory: scripts and what the jobs print
 RESTARTS = 100  # times that an element queues itself again

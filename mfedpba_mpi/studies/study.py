@@ -47,11 +47,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mfedpba_mpi.config import RunConfig, fit_to_data, make_config, read_toml, setting_names
-from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.catalog import METHODS, owners
-from mfedpba_mpi.methods.catalog import SHIPPED as SHIPPED_METHODS
-from mfedpba_mpi.options import (
+from mfedpba_mpi.config.fields import (
     check,
     fields_of,
     flag_of,
@@ -65,6 +61,10 @@ from mfedpba_mpi.options import (
     toml_key,
     unknown,
 )
+from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml, setting_names
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.methods.params import METHODS, owners
+from mfedpba_mpi.methods.params import SHIPPED as SHIPPED_METHODS
 from mfedpba_mpi.plugins import load_defaults
 
 FILE = "study.toml"  # in a study's directory: the study as it is run there
@@ -111,7 +111,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Planned(Place):
+class PlannedRun(Place):
     """A run of a study, ready to be started.
 
     Attributes
@@ -184,7 +184,7 @@ class Study:
         """Where its runs stand; needs no data."""
         return [_place(chosen) for chosen in self._combinations()]
 
-    def plan(self, data_dir: Path) -> list[Planned]:
+    def plan(self, data_dir: Path) -> list[PlannedRun]:
         """Every run, checked."""
         load_defaults()
         try:
@@ -192,7 +192,7 @@ class Study:
                 _check_name(name)
         except UserError as error:
             raise UserError(f"study {self.name}: {error}") from None
-        runs: dict[Path, Planned] = {}
+        runs: dict[Path, PlannedRun] = {}
         for chosen in self._combinations():
             path = _place(chosen).path
             try:
@@ -213,7 +213,7 @@ class Study:
         for choices in product(*self.axes.values()):
             yield dict(zip(self.axes, choices, strict=True))
 
-    def _planned(self, chosen: Mapping[str, Choice], data_dir: Path) -> Planned:
+    def _planned(self, chosen: Mapping[str, Choice], data_dir: Path) -> PlannedRun:
         from mfedpba_mpi.data.sources import describe
 
         crossed = {name: value for choice in chosen.values() for name, value in choice.settings.items()}
@@ -227,7 +227,7 @@ class Study:
         config = fit_to_data(config, info)
         place = _place(chosen)
         weight = float(config.rounds * config.epochs * info.samples)
-        return Planned(place.labels, place.path, given, config, min(ranks, config.clients + 1), weight)
+        return PlannedRun(place.labels, place.path, given, config, min(ranks, config.clients + 1), weight)
 
     def to_toml(self, named: bool = True) -> str:
         """The study as a file that describes it; not `named`: it is called what the file is."""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
-from mfedpba_mpi.options import unknown
 from mfedpba_mpi.records.run import Run, joint_remark
-from mfedpba_mpi.studies.state import load_ended
+from mfedpba_mpi.records.status import load_ended
 from mfedpba_mpi.studies.study import SEED, Place, Study
 
 

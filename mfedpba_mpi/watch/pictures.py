@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mfedpba_mpi.console import count, duration
+from mfedpba_mpi.cli.console import count, duration
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING
 from mfedpba_mpi.records.run import Run, mean_of_clients
 from mfedpba_mpi.watch.drawing import Line, Span, bar, braille, flow, flow_each, grid, shape, spark

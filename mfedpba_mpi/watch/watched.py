@@ -1,6 +1,6 @@
 """Runs and studies, looked at again and again by their files alone.
 
-Nothing is written. A log is read anew only when it has changed; see `records.runlog` for why it can be read at any
+Nothing is written. A log is read anew only when it has changed; see `records.run_log` for why it can be read at any
 time.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mfedpba_mpi.console import count, duration
+from mfedpba_mpi.cli.console import count, duration
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING, UserError
 from mfedpba_mpi.records.lock import LOCK_NAME, held, owner_of, shares_locks
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, Run, load_run
-from mfedpba_mpi.studies.state import OUTPUT, PROMPT, State, last_words, overview
+from mfedpba_mpi.records.status import OUTPUT, PROMPT, State, last_words, overview
 from mfedpba_mpi.studies.study import FILE, read_study
 from mfedpba_mpi.watch.drawing import Line, flow, flow_each
 from mfedpba_mpi.watch.pictures import (

@@ -43,8 +43,8 @@ def main() -> int:
 
 
 def _tell(result: Result, seed: int) -> None:
-    verdict = "FAILED" if result.problems else "ok"
-    print(f"{result.number:4d} {verdict:6} {result.setting:9} " + "; ".join(result.words), flush=True)
+    round_status = "FAILED" if result.problems else "ok"
+    print(f"{result.number:4d} {round_status:6} {result.setting:9} " + "; ".join(result.words), flush=True)
     for problem in result.problems:
         print(f"     {problem}")
     if result.problems:

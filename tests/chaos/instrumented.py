@@ -24,11 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mfedpba_mpi.comm.launcher import announced
+from mfedpba_mpi.comm.launcher import launcher_rank_and_size
 from tests.chaos.board import NAMES, Board
 
 LONGEST_HOLD = 60.0
-RANK = announced()[0]
+RANK = launcher_rank_and_size()[0]
 PLAN = json.loads(os.environ.get("CHAOS_PLAN", "{}"))
 BOARD = Board(Path(os.environ["CHAOS_BOARDS"]) / f"rank-{RANK}", create=True)
 
@@ -72,7 +72,7 @@ def around(owner: Any, name: str, point: str) -> None:
     setattr(owner, name, noted)
 
 
-def _stopping(module: ModuleType) -> None:
+def _signals(module: ModuleType) -> None:
     listen = module.Stop.listen
 
     def noted(self: Any) -> None:
@@ -83,13 +83,19 @@ def _stopping(module: ModuleType) -> None:
     module.Stop.listen = noted
 
 
-def _simulation(module: ModuleType) -> None:
+def _loop(module: ModuleType) -> None:
     around(module, "prepare", "set-up")
 
 
-def _federation(module: ModuleType) -> None:
+def _round(module: ModuleType) -> None:
     around(module, "_step", "server step")
-    names = {"_restore": "restore", "_update": "training", "_evaluate": "evaluation", "keep": "snapshot", "end": "end"}
+    names = {
+        "_restore": "restore",
+        "_update": "training",
+        "_evaluate": "evaluation",
+        "take_snapshot": "snapshot",
+        "end": "end",
+    }
     for name, point in names.items():
         around(module.Federation, name, point)
     work = module.Federation.round
@@ -143,9 +149,9 @@ def _mpi(module: ModuleType) -> None:
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
-    "mfedpba_mpi.stopping": _stopping,
-    "mfedpba_mpi.simulation": _simulation,
-    "mfedpba_mpi.federation": _federation,
+    "mfedpba_mpi.engine.signals": _signals,
+    "mfedpba_mpi.engine.loop": _loop,
+    "mfedpba_mpi.engine.round": _round,
     "mfedpba_mpi.records.checkpoint": _checkpoint,
     "mfedpba_mpi.comm.serial": _serial,
     "mfedpba_mpi.comm.mpi": _mpi,
@@ -245,7 +251,7 @@ if __name__ == "__main__":
         sys.meta_path.insert(0, Patching())
         _patch_files()
     BOARD["point"] = NAMES.index("start")
-    from mfedpba_mpi.cli import main
+    from mfedpba_mpi.cli.main import main
 
     sys.argv[0] = "mfedpba-mpi"
     main()

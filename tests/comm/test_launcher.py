@@ -7,7 +7,14 @@ import sys
 import mpi4py
 import pytest
 
-from mfedpba_mpi.comm.launcher import announced, check_slurm, first_on_node, given_cores, given_gpus, start_mpi
+from mfedpba_mpi.comm.launcher import (
+    available_cores,
+    check_slurm,
+    first_on_node,
+    launcher_rank_and_size,
+    slurm_gpus,
+    start_mpi,
+)
 from mfedpba_mpi.errors import UserError
 
 BATCH = {"SLURM_JOB_ID": "5", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}  # what the script of a job has
@@ -52,7 +59,7 @@ def environ(monkeypatch):
 )
 def test_rank_size_and_place_on_the_node_are_the_launchers(environ, variables, rank, size, first):
     environ(variables)
-    assert announced() == (rank, size)
+    assert launcher_rank_and_size() == (rank, size)
     assert first_on_node() == first
 
 
@@ -107,15 +114,15 @@ def test_what_makes_sense_is_left_alone(environ, variables):
 )
 def test_gpus_that_slurm_gave_are_counted(environ, variables, number):
     environ(variables)
-    assert given_gpus() == number
+    assert slurm_gpus() == number
 
 
 def test_cores_are_those_the_process_is_bound_to_or_all_where_nobody_can_say(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5, 3}, raising=False)
-    assert given_cores() == [3, 5]
+    assert available_cores() == [3, 5]
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert given_cores() == [0, 1, 2, 3]
+    assert available_cores() == [0, 1, 2, 3]
 
 
 class FakeMPI:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mfedpba_mpi.comm.wire import Layout
+from mfedpba_mpi.comm.layout import Layout
 
 pytestmark = pytest.mark.mpi(min_size=3)
 COSTS = [5.0, 1.0, 1.0, 3.0]

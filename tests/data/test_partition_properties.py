@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfedpba_mpi.config import MIN_SAMPLES, fit_to_data, make_config
+from mfedpba_mpi.config.run_config import MIN_SAMPLES, fit_to_data, make_config
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.data.partition import TEST_SHARE, make_partition, modality_sets, split
 from mfedpba_mpi.errors import UserError

@@ -14,12 +14,13 @@ import numpy as np
 from PIL import Image
 from scipy.sparse import csr_matrix, random_array, save_npz
 
-from mfedpba_mpi import console, load_run  # noqa: F401  loaded once here, and not in every case
+from mfedpba_mpi import load_run
+from mfedpba_mpi.cli import console  # noqa: F401  loaded once here, and not in every case
+from mfedpba_mpi.cli.data import data
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.config import fit_to_data, make_config, read_toml
+from mfedpba_mpi.config.run_config import fit_to_data, make_config, read_toml
 from mfedpba_mpi.data import importing, quality  # noqa: F401
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
-from mfedpba_mpi.data.commands import data
 from mfedpba_mpi.data.partition import make_partition
 from mfedpba_mpi.data.partition_file import read_partition_file
 from mfedpba_mpi.data.readers import images
@@ -27,9 +28,9 @@ from mfedpba_mpi.data.readers.descriptors import WIDTHS, describe
 from mfedpba_mpi.data.shards import has_shards, read_clients, read_partition, write_shards
 from mfedpba_mpi.data.sources import describe as describe_dataset
 from mfedpba_mpi.data.store import FeatureStore, write_store
+from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import federate
+from mfedpba_mpi.records.run_log import RunLog
 from tests.data.readers import matfiles
 
 N = 40
@@ -250,7 +251,7 @@ def run_briefly(directory: Path) -> Path:
     config = fit_to_data(config, describe_dataset(config, directory))
     out = directory / "run"
     out.mkdir()
-    federate(config, directory / "data", Comm(), [RunLog(out)], Checkpoints(out, every=1))
+    run_rounds(config, directory / "data", Comm(), [RunLog(out)], Checkpoints(out, every=1))
     return out
 
 

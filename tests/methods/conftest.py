@@ -8,11 +8,11 @@ import pytest
 from torch import nn
 
 from mfedpba_mpi import Run
-from mfedpba_mpi.config import fit_to_data, make_config
+from mfedpba_mpi.config.run_config import fit_to_data, make_config
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, ClientSpec, Method, Problem, Server
-from mfedpba_mpi.methods.catalog import load_method
+from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import Architecture
 from tests.methods.hand import CPU, Data
 

@@ -5,9 +5,9 @@ import pytest
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.methods.catalog import METHODS
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import federate
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.methods.params import METHODS
+from mfedpba_mpi.records.run_log import RunLog
 
 
 @pytest.mark.mpi(min_size=3)
@@ -21,9 +21,9 @@ def test_three_ranks_give_the_bits_of_one_process(tiny, tmp_path, method, fusion
     parallel, serial = tmp_path / "parallel", tmp_path / "serial"
     for directory in (parallel, serial):
         directory.mkdir()
-    federate(config, tmp_path, comm, [RunLog(parallel)])
+    run_rounds(config, tmp_path, comm, [RunLog(parallel)])
     if comm.is_server:
-        federate(config, tmp_path, Comm(), [RunLog(serial)])
+        run_rounds(config, tmp_path, Comm(), [RunLog(serial)])
         a, b = load_run(parallel), load_run(serial)
         assert a.final["client_sha256"] == b.final["client_sha256"]
         assert a.final["server_sha256"] == b.final["server_sha256"]

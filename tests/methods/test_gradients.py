@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.data.shards import read_clients
-from mfedpba_mpi.methods.catalog import METHODS, load_method
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.engine.setup import prepare
+from mfedpba_mpi.methods.params import METHODS, load_method
 from mfedpba_mpi.methods.training import GradientNorm
-from mfedpba_mpi.preparing import prepare
 from mfedpba_mpi.records.checkpoint import Checkpoints
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import federate
+from mfedpba_mpi.records.run_log import RunLog
 from tests.methods.hand import CPU, Data
 
 
@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_has_the_same_gradients_and_plans(tiny, finished, tmp
     directory.mkdir()
     for rounds in (2, 4):
         config = tiny(**{**SETTINGS, "rounds": rounds})
-        federate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        run_rounds(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
     assert_same(finished(method="mfedpba", **SETTINGS), load_run(directory))
 
 
@@ -186,7 +186,7 @@ def test_the_plans_of_a_finished_run_are_in_its_checkpoint(tiny, tmp_path):
     directory.mkdir()
     runs = []
     for _ in range(2):  # the second time there is nothing left to do but the end
-        federate(tiny(**SETTINGS), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        run_rounds(tiny(**SETTINGS), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
         runs.append(load_run(directory))
     assert_same(*runs)
 
@@ -200,8 +200,8 @@ def test_three_ranks_have_the_gradients_and_plans_of_one_process(tiny, tmp_path)
     parallel, serial = tmp_path / "parallel", tmp_path / "serial"
     for directory in (parallel, serial):
         directory.mkdir()
-    federate(config, tmp_path, comm, [RunLog(parallel)])
+    run_rounds(config, tmp_path, comm, [RunLog(parallel)])
     if comm.is_server:
-        federate(config, tmp_path, Comm(), [RunLog(serial)])
+        run_rounds(config, tmp_path, Comm(), [RunLog(serial)])
         assert_same(load_run(parallel), load_run(serial))
     comm.barrier()

@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.layout import Layout
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.comm.wire import Layout
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.engine.observers import Round
+from mfedpba_mpi.engine.signals import Stop
 from mfedpba_mpi.errors import Ended, UserError
-from mfedpba_mpi.methods import catalog
+from mfedpba_mpi.methods import params as catalog
 from mfedpba_mpi.methods.base import Method, Server
-from mfedpba_mpi.methods.catalog import METHODS, Parameters, register
 from mfedpba_mpi.methods.local import LocalClient
+from mfedpba_mpi.methods.params import METHODS, Parameters, register
 from mfedpba_mpi.methods.state import Stateful, Undeclared
-from mfedpba_mpi.observing import Round
 from mfedpba_mpi.records.checkpoint import Checkpoints
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import federate
-from mfedpba_mpi.stopping import Stop
+from mfedpba_mpi.records.run_log import RunLog
 
 
 class Base(Stateful):
@@ -220,7 +220,7 @@ class Warnings:
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_of_the_program_declare_their_state(method, tiny, tmp_path):
     warnings = Warnings()
-    federate(tiny(method=method, rounds=5, participation=0.7), tmp_path, Comm(), [warnings])
+    run_rounds(tiny(method=method, rounds=5, participation=0.7), tmp_path, Comm(), [warnings])
     assert not [words for words in warnings.said if "persistent" in words]
 
 
@@ -299,7 +299,7 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
     for directory in (whole, broken):
         directory.mkdir()
     warnings = Warnings()
-    federate(config, tmp_path, Comm(), [RunLog(whole), warnings])
+    run_rounds(config, tmp_path, Comm(), [RunLog(whole), warnings])
     assert warnings.said == []
     stop = Stop()
 
@@ -308,8 +308,8 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
             stop.asked = "SIGUSR1" if result.t == 2 else ""
 
     with pytest.raises(Ended):
-        federate(config, tmp_path, Comm(), [RunLog(broken), AfterTwo()], Checkpoints(broken), stop)
-    federate(config, tmp_path, Comm(), [RunLog(broken)], Checkpoints(broken))
+        run_rounds(config, tmp_path, Comm(), [RunLog(broken), AfterTwo()], Checkpoints(broken), stop)
+    run_rounds(config, tmp_path, Comm(), [RunLog(broken)], Checkpoints(broken))
     one, two = load_run(whole), load_run(broken)
     assert two.attributes["resumed"]
     assert one.final["client_sha256"] == two.final["client_sha256"]
@@ -319,7 +319,7 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
 def test_undeclared_state_is_named_once_while_the_run_goes(registered, tiny, tmp_path):
     registered(Forgetful)
     warnings = Warnings()
-    federate(tiny(method="momentum", rounds=4), tmp_path, Comm(), [warnings])
+    run_rounds(tiny(method="momentum", rounds=4), tmp_path, Comm(), [warnings])
     assert len(warnings.said) == 1
     assert "server_class.v changes from round to round, but is in no checkpoint" in warnings.said[0]
     assert "`persistent`" in warnings.said[0]

@@ -12,14 +12,14 @@ import torch
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.engine.signals import SIGNALS, Stop
 from mfedpba_mpi.errors import Ended, UserError
 from mfedpba_mpi.methods.base import Client
-from mfedpba_mpi.methods.catalog import METHODS
+from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.records import checkpoint
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
-from mfedpba_mpi.records.runlog import RunLog
-from mfedpba_mpi.simulation import federate
-from mfedpba_mpi.stopping import SIGNALS, Stop
+from mfedpba_mpi.records.run_log import RunLog
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def interrupted(tiny, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Client, "epoch", signalled)
             with pytest.raises(Ended, match=f"stopped by SIGUSR1 after round {t - 1}") as end:
-                federate(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory), stop)
+                run_rounds(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory), stop)
         assert (end.value.status, end.value.exit_code) == ("interrupted", 75)
         return directory
 
@@ -58,7 +58,7 @@ def interrupted(tiny, tmp_path, monkeypatch):
 
 
 def go_on(config, data, directory):
-    federate(config, data, Comm(), [RunLog(directory)], Checkpoints(directory))
+    run_rounds(config, data, Comm(), [RunLog(directory)], Checkpoints(directory))
     return load_run(directory)
 
 
@@ -106,7 +106,7 @@ def test_a_second_sigint_ends_at_once(stop):
 
 
 def test_a_signal_while_nothing_may_be_left_waits_for_the_next_chance(stop):
-    from mfedpba_mpi.stopping import Interrupted
+    from mfedpba_mpi.engine.signals import Interrupted
 
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(Interrupted), stop.interruptible():
@@ -118,7 +118,7 @@ def saved(tiny, tmp_path):
     """A run of three rounds with a checkpoint after each: (its configuration, its directory)."""
     directory = tmp_path / "saved"
     directory.mkdir()
-    federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1, keep="all"))
+    run_rounds(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1, keep="all"))
     return tiny(), directory
 
 
@@ -146,7 +146,7 @@ def test_a_complete_run_keeps_only_what_it_is_told_to(tiny, tmp_path, keep, left
 
     (tmp_path / "run").mkdir()
     look, checkpoints = Look(), Checkpoints(tmp_path / "run", every=1, keep=keep)
-    federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path / "run"), look], checkpoints)
+    run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path / "run"), look], checkpoints)
     assert {"round-00000002", "round-00000003"} <= set(look.places)
     assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == left
     assert (tmp_path / "run/checkpoints").exists() == bool(left)
@@ -162,23 +162,23 @@ def test_a_run_that_is_not_complete_keeps_two_checkpoints_whatever_it_was_told(t
 
     monkeypatch.setattr(Client, "epoch", fail)
     with pytest.raises(Ended):
-        federate(tiny(), tmp_path, Comm(), [RunLog(tmp_path)], Checkpoints(tmp_path, every=1, keep="none"))
+        run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path)], Checkpoints(tmp_path, every=1, keep="none"))
     assert len(list(tmp_path.glob("checkpoints/round-*"))) == 2
 
 
 def test_a_finished_run_can_be_extended(saved, tiny, finished, tmp_path):
-    from mfedpba_mpi.resuming import extended
+    from mfedpba_mpi.engine.resume import extended
 
     assert_same(finished(rounds=5), go_on(extended(saved[0], 5), tmp_path, saved[1]))
 
 
 def test_extending_harmony_keeps_its_stages(tiny, finished, tmp_path):
-    from mfedpba_mpi.resuming import extended
+    from mfedpba_mpi.engine.resume import extended
 
     config = tiny(method="harmony", rounds=3)
     run = tmp_path / "harmony"
     run.mkdir()
-    federate(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    run_rounds(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
     longer = extended(config, 6)
     assert longer.params.stage1_rounds == 2
     assert_same(finished(method="harmony", rounds=6, harmony={"stage1_rounds": 2}), go_on(longer, tmp_path, run))
@@ -239,7 +239,7 @@ def test_other_data_are_refused(saved, tiny, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with pytest.raises(UserError, match=r"was started with other data than .*; it was started with --data-dir"):
-        federate(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
+        run_rounds(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
 
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished, tmp_path, monkeypatch):
@@ -255,7 +255,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_save", full)
         with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is safe"):
-            federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+            run_rounds(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
     assert [path.name for path in (directory / "checkpoints").iterdir()] == ["round-00000001"]
     assert len(load_run(directory).rounds["accuracy"]) == 2
     assert_same(finished(), go_on(tiny(), tmp_path, directory))
@@ -274,7 +274,7 @@ def test_a_failing_round_leaves_a_checkpoint_of_the_last_good_one(tiny, finished
     with monkeypatch.context() as patch:
         patch.setattr(Client, "prototypes", spoilt)
         with pytest.raises(Ended, match="client 2, round 3: its E is not finite") as end:
-            federate(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+            run_rounds(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
     assert (end.value.status, end.value.exit_code) == ("failed", 1)
     assert len(load_run(directory).rounds["accuracy"]) == 2
     assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 2

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from mfedpba_mpi.records.tables import Table, as_csv, as_latex
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import Page
-from mfedpba_mpi.tabular import Table, as_csv, as_latex
 from tests.report.browser import Browser, Tab, unavailable
 
 HOSTILE = (

@@ -33,7 +33,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mfedpba_mpi.comm.launcher import given_cores
+from mfedpba_mpi.comm.launcher import available_cores
 from mfedpba_mpi.data.readers.descriptors import WIDTHS, describe
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.errors import RunError, UserError
@@ -119,7 +119,7 @@ def _kept(file: Path) -> np.ndarray | None:
 
 def _describe_parts(missing: dict[Path, list[Path]], done: int) -> dict[Path, np.ndarray]:
     """Describe and keep parts, on all cores; `done` images were there before."""
-    workers = min(len(missing), len(given_cores()))
+    workers = min(len(missing), len(available_cores()))
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of numerical libraries hold
     stop = context.Event()
     values = {}

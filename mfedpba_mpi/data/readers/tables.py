@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
-from mfedpba_mpi.console import count
+from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.data.readers.text import Line, lines, numbers, shown

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mfedpba_mpi.comm.serial import Comm
-from mfedpba_mpi.federation import Federation
+from mfedpba_mpi.engine.round import Federation
 from tests.methods.harmony.loops import OWNED, Loops, head, linear_extractors, run_loops, same, some_clients
 
 
@@ -75,7 +75,7 @@ def test_a_restored_federation_goes_on_as_if_unbroken(by_hand):
             first.round(t)
         for k, client in second.clients.items():
             client.model.load_state_dict(first.clients[k].model.state_dict())
-        second.inbox, second.news = first.inbox, first.news
+        second.inbox, second.last_broadcast = first.inbox, first.last_broadcast
         for t in range(stop + 1, 9):
             second.round(t)
         for k, client in second.clients.items():

@@ -1,0 +1,310 @@
+"""The command line: parse, check, call. Everything heavy is imported when it is needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfedpba_mpi import __version__, plugins
+from mfedpba_mpi.cli.clean import clean
+from mfedpba_mpi.cli.data import data
+from mfedpba_mpi.cli.export import export
+from mfedpba_mpi.cli.paths import PathType, check_data_dir
+from mfedpba_mpi.cli.report import report
+from mfedpba_mpi.cli.settings import (
+    RunCommand,
+    fault_tolerance_settings,
+    read_fault_tolerance,
+    read_settings,
+    run_settings,
+)
+from mfedpba_mpi.cli.study import study
+from mfedpba_mpi.cli.watch import watch
+from mfedpba_mpi.comm.launcher import check_slurm, launcher_rank_and_size
+from mfedpba_mpi.config.fields import fields_of
+from mfedpba_mpi.config.presets import default_of
+from mfedpba_mpi.engine.launch import abort_all, claim, exit_all, launch
+from mfedpba_mpi.errors import COMPLETE, PROGRAM, Ended, RankFailed, RunError, UserError, describe_error
+from mfedpba_mpi.methods.params import METHODS
+
+
+class DefaultGroup(click.Group):
+    """A group whose first option, where no command is named, starts `run`; plugins may be named before."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = 0
+        while first + 1 < len(args) and args[first].partition("=")[0] == "--plugin":
+            first += 1 if "=" in args[first] else 2
+        named, rest = args[:first], args[first:] or ["--help"]
+        if rest[0].startswith("-") and rest[0] not in ("--help", "-h", "--version"):
+            rest = ["run", *rest]
+        return super().parse_args(ctx, [*named, *rest])
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help(ctx, formatter)
+        run.format_options(click.Context(run, info_name="run", help_option_names=[]), formatter)
+
+
+@click.group(cls=DefaultGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name=PROGRAM)
+def cli() -> None:
+    """Multimodal federated learning with prototype-guided bilateral alignment (MFedPBA), simulated with MPI.
+
+    \b
+    mfedpba-mpi --dataset youtube                      one process
+    mpirun -n 7 mfedpba-mpi --dataset youtube          a server and six clients, a rank each
+    mpirun -n 3 mfedpba-mpi --dataset mfeat --method local --rounds 50 --seed 1
+    mpirun -n 7 mfedpba-mpi check                      whether it works here, before anything long is started
+    mfedpba-mpi config --dataset youtube               every setting of that run, as a file to start from
+    mfedpba-mpi data list                              which datasets are there
+    mfedpba-mpi study run main-table --quick           the paper's table in small: many runs from one file
+    mfedpba-mpi watch runs/youtube-m2-mfedpba-s0       look on while it goes
+    mfedpba-mpi report runs/youtube-m2-mfedpba-s0      a page with figures and tables
+
+    An option without a command belongs to `run`. The same seed gives the same bits on any number of ranks. Every
+    command takes --plugin FILE.py, a file with methods, extractors or datasets of your own.
+    """
+
+
+@cli.command(cls=RunCommand, short_help="Train a method on a dataset (the default command).")
+@run_settings
+@fault_tolerance_settings
+@click.option(
+    "--out", type=PathType, metavar="DIR",
+    help="run directory  [default: runs/<dataset>-<partition>-<method>-s<seed>]",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="replace a run that is already there")
+@click.option("--resume", "go_on", is_flag=True, help="go on with the run that is there, if one is (for batch jobs)")
+def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **options: Any) -> None:
+    """Train a method on a dataset; write OUT/run.h5 round by round.
+
+    SIGUSR1, SIGTERM and SIGINT end it in order, with a checkpoint and exit code 75; `mfedpba-mpi resume OUT` goes on.
+    Ctrl-C on Open MPI's mpirun leaves it 0.2 s for that, and mpirun's exit code is 1.
+    """
+    if overwrite and go_on:
+        raise UserError(
+            "overwrite: --resume continues the run that is there, --overwrite replaces it; give one of them"
+        )
+    fault_tolerance = read_fault_tolerance(options)
+    config = read_settings(data_dir=data_dir, **options)
+    directory = out or Path("runs") / config.run_name
+    if go_on:
+        from mfedpba_mpi.engine.resume import find_same, resumed
+
+        config, complete = resumed(find_same(directory, config), config, data_dir)
+        if complete:
+            click.echo(f"the run in {directory} is complete")
+            return
+    claim(directory, overwrite or go_on)
+    launch(config, data_dir, directory, fault_tolerance, resume=go_on)
+
+
+@cli.command(cls=RunCommand, short_help="Go on with an interrupted run, or extend a finished one.")
+@click.argument("directory", metavar="RUN", type=PathType)
+@click.option("--rounds", type=int, metavar="N", help="extend the run to so many rounds")
+@fault_tolerance_settings
+@click.option(
+    "--data-dir", type=PathType, metavar="DIR",
+    help="where its feature store is kept  [default: the directory that it was started with]",
+)  # fmt: skip
+def resume(directory: Path, rounds: int | None, data_dir: Path | None, **options: Any) -> None:
+    """Go on with the run in the directory RUN from its last checkpoint, on any number of ranks.
+
+    \b
+    mfedpba-mpi resume runs/youtube-m2-mfedpba-s0
+    mpirun -n 7 mfedpba-mpi resume runs/youtube-m2-mfedpba-s0 --rounds 600     longer than it was meant to be
+
+    Its numbers will be those of a run that was never interrupted, bit for bit. Settings are the run's own.
+    """
+    from mfedpba_mpi.cli.console import count
+    from mfedpba_mpi.engine.resume import extended, stored_run
+    from mfedpba_mpi.records.run import run_directory
+
+    fault_tolerance, directory = read_fault_tolerance(options), run_directory(directory)
+    stored = stored_run(directory)
+    config = extended(stored.config, rounds) if rounds is not None else stored.config
+    if stored.status == COMPLETE and config == stored.config:
+        click.echo(f"the run in {directory} is complete ({count(config.rounds, 'round')}); --rounds N extends it")
+        return
+    if data_dir:
+        check_data_dir(data_dir)
+    launch(config, data_dir or stored.data_dir, directory, fault_tolerance, resume=True)
+
+
+@cli.command(cls=RunCommand, short_help="Train MFedPBA without each of its parts in turn.")
+@run_settings
+@fault_tolerance_settings
+@click.option("--out", type=PathType, metavar="DIR", help="where the runs go  [default: runs/<...>-ablation]")
+def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
+    """Train MFedPBA whole, without each of its loss terms in turn, and with equal averaging (EA); make one table.
+
+    \b
+    mpirun -n 7 mfedpba-mpi ablate --dataset caltech101 --fusion separate
+
+    Takes the settings of `run`. Finished runs under OUT are kept and interrupted ones resumed, so that the command may
+    be repeated; the table is printed and stored in OUT as text, Markdown, LaTeX and CSV.
+    """
+    from mfedpba_mpi.studies.ablation import run_ablation
+
+    fault_tolerance = read_fault_tolerance(options)
+    config = read_settings(data_dir=data_dir, **options)
+    run_ablation(config, data_dir, out or Path("runs") / f"{config.run_name}-ablation", fault_tolerance)
+
+
+@cli.command(cls=RunCommand, short_help="Predict the memory, payload and time of a run on so many ranks.")
+@run_settings
+@click.option("--ranks", type=int, metavar="N", help="ranks, the server's among them  [default: K + 1]")
+@click.option("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over, in blocks  [default: 1]")
+@click.option("--cores", type=int, metavar="N", help="cores of a node  [default: as many as here]")
+@click.option("--gpus", type=int, default=0, metavar="N", help="GPUs of a node  [default: 0]")
+def plan(data_dir: Path, ranks: int | None, nodes: int, cores: int | None, gpus: int, **options: Any) -> None:
+    """Predict what a run needs on a cluster, from a second or two of calibration here; nothing is written.
+
+    \b
+    mfedpba-mpi plan --dataset youtube --clients 100 --ranks 101 --nodes 4 --cores 32
+
+    Takes the settings of `run`.
+    """
+    config = read_settings(data_dir=data_dir, **options)
+    from mfedpba_mpi.cli.console import console
+    from mfedpba_mpi.planning.display import report
+    from mfedpba_mpi.planning.plan import make_plan
+
+    for line in report(make_plan(config, data_dir, ranks, nodes, cores, gpus)):
+        console().print(line)
+
+
+@cli.command(
+    "config", cls=RunCommand, short_help="Print the settings of a run, the dataset's preset among them, as TOML."
+)
+@run_settings
+def show_config(data_dir: Path, **options: Any) -> None:
+    """Print every setting that a run with these options would have, as a file for --config.
+
+    \b
+    mfedpba-mpi config --dataset youtube --clients 20 > mine.toml
+    mfedpba-mpi --config mine.toml
+
+    Takes the settings of `run`. Comments say which values come from the dataset's preset.
+    """
+    click.echo(read_settings(data_dir=data_dir, **options).to_toml(), nl=False)
+
+
+@cli.command(short_help="See whether it works here, on so many ranks.")
+@click.option(
+    "--dir",
+    "directory",
+    type=PathType,
+    default=Path(),
+    metavar="DIR",
+    help="a directory that all nodes have to share  [default: this one]",
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="as in `run`")
+def check(directory: Path, device: str) -> None:
+    """See whether the program works here: ranks and their cores and devices, shared files, messages, the same bits.
+
+    \b
+    mpirun -n 7 mfedpba-mpi check
+    srun --mpi=pmix --ntasks=64 mfedpba-mpi check --dir $SCRATCH
+
+    Takes seconds, and leaves nothing behind. Exit codes: 0 all is well, 1 it is not, 2 something to put right.
+    """
+    check_slurm(clients=6)
+    from mfedpba_mpi.cli.console import console
+    from mfedpba_mpi.planning.check import check as steps
+
+    for line in steps(directory, device):
+        console().print(line)
+
+
+for parameter in ablate.params:  # what it sets itself
+    if isinstance(parameter, click.Option) and parameter.name in ("method", "flag__without", "flag__equal_average"):
+        parameter.hidden = True
+
+for command in (data, study, watch, report, export, clean):
+    cli.add_command(command)
+
+
+@cli.command("methods", short_help="List the methods and their parameters.")
+def list_methods() -> None:
+    """List the methods with a sentence each, their parameters and defaults (`--set METHOD.NAME=VALUE`, or TOML)."""
+    from mfedpba_mpi.cli.console import console, table
+
+    plugins.load_defaults()
+    for name, cls in METHODS.items():
+        click.echo(f"{name}: {cls.label}. {cls.__doc__}")
+        rows = [
+            (f"  {name}.{parameter}", default_of(parameter, field.default), _meaning_of(field.metadata))
+            for parameter, field in fields_of(cls).items()
+        ]
+        if rows:
+            console().print(table(["  parameter", "default", ""], rows))
+
+
+def _load_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[Path, ...]) -> None:
+    for file in files:
+        plugins.load(file)
+
+
+def _plugin_option(hidden: bool) -> click.Option:
+    return click.Option(
+        ["--plugin"], type=PathType, multiple=True, metavar="FILE.py", expose_value=False, callback=_load_plugins,
+        help=f"a file with methods, extractors or datasets of your own; may be repeated (or ${plugins.VARIABLE})",
+        hidden=hidden,
+    )  # fmt: skip
+
+
+def _take_plugins(command: click.Command) -> None:
+    """Let a command, and all those below it, have --plugin."""
+    command.params.append(_plugin_option(hidden=isinstance(command, click.Group)))
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _take_plugins(inner)
+
+
+_take_plugins(cli)
+
+
+def _meaning_of(metadata: Mapping[str, Any]) -> str:
+    return metadata["help"] + (f": {', '.join(metadata['choices'])}" if metadata["choices"] else "")
+
+
+def main() -> None:
+    """The entry point: like ``python -m mpi4py``, an error on one rank ends all of them."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    if launcher_rank_and_size()[0] > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: warning: {message}\n"
+    try:
+        cli.main(prog_name=PROGRAM, standalone_mode=False)
+        exit_all("", 0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.exceptions.NoArgsIsHelpError as help_instead:
+        click.echo(help_instead.format_message())
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"; see {context.command_path} --help" if context else ""
+        abort_all(f"{error.format_message().rstrip('.')}{hint}", 2)
+    except Ended as error:
+        exit_all(str(error), error.exit_code)
+    except RankFailed as error:
+        abort_all("", error.exit_code)  # the rank itself has said it
+    except (UserError, RunError) as error:
+        abort_all(describe_error(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        abort_all("interrupted", 130)
+    except PermissionError as error:
+        abort_all(f"{error.filename}: {error.strerror}; you may not read it, or write there", 2)
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # NumPy's, torch's
+            abort_all(f"not enough memory, which `mfedpba-mpi plan` predicts: {describe_error(error)}", 1)
+        traceback.print_exc()
+        abort_all(describe_error(error), 1)

@@ -1,0 +1,1 @@
+"""The settings of a run: what they are, what they may be, and the presets of datasets."""

@@ -1,0 +1,179 @@
+"""Resuming a run: with its own settings and data, or with more rounds, but never with anything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mfedpba_mpi import plugins
+from mfedpba_mpi.cli.console import count
+from mfedpba_mpi.comm.launcher import launcher_rank_and_size
+from mfedpba_mpi.config.fields import flat
+from mfedpba_mpi.config.run_config import HARMLESS, RunConfig
+from mfedpba_mpi.data.catalog import default_data_dir
+from mfedpba_mpi.data.partition import Partition
+from mfedpba_mpi.data.sources import find_store
+from mfedpba_mpi.engine.setup import draw_partition
+from mfedpba_mpi.errors import COMPLETE, UserError
+from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, load_run
+
+DAMAGED = "damaged"  # the log is, and only checkpoints can be read
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What the files of a run say about it; `recorded` is the data directory that it was started with.
+
+    `origin` is that of its data, "real" or "synthetic".
+    """
+
+    directory: Path
+    config: RunConfig
+    status: str
+    fingerprint: str
+    origin: str
+    recorded: str
+
+    @property
+    def data_dir(self) -> Path:
+        """Where to look for its data: the recorded directory or, if that is gone, the usual one."""
+        recorded = Path(self.recorded)
+        return recorded if self.recorded and recorded.is_dir() else default_data_dir()
+
+    def check_data(self, fingerprint: str, path: Path) -> None:
+        """Refuse to go on with other data."""
+        if fingerprint != self.fingerprint:
+            raise UserError(
+                f"data-dir: the run in {self.directory} was started with other data than {path} has (fingerprint "
+                f"{self.fingerprint[:12]}, not {fingerprint[:12]}); {self._fix(path)}"
+            )
+
+    def _fix(self, path: Path) -> str:
+        """What to do where `path` has not the data."""
+        full = path.resolve()  # a directory of stores, or a store in it or in its directory of stand-ins
+        elsewhere = self.recorded and Path(self.recorded) not in (full, full.parent, full.parent.parent)
+        where = f"it was started with --data-dir {self.recorded}; give that" if elsewhere else "bring them back"
+        return f"{where}, or choose another --out"
+
+    def find_data(self, data_dir: Path) -> None:
+        """Refuse to go on with other data, or with a stand-in for real ones that are gone, before anything is made."""
+        store = find_store(self.config, data_dir)
+        if self.origin == "real" and (store is None or store.origin != "real"):
+            raise UserError(
+                f"data-dir: the run in {self.directory} was started with real data, but there are none of "
+                f"{self.config.dataset} in {data_dir.resolve()}; {self._fix(data_dir)}"
+            )
+        if store:
+            self.check_data(store.fingerprint, store.path)
+
+    def partition(self) -> Partition | None:
+        """Who owned what, by its log or, if that is damaged, by a checkpoint's; None if neither can be read."""
+        from mfedpba_mpi.records.checkpoint import Checkpoints
+
+        for log in (self.directory, *(saved.log for saved in Checkpoints(self.directory).manifests())):
+            with suppress(UserError):
+                if log:
+                    return load_run(log).as_partition()
+        return None
+
+    def check_partition(self, partition: Partition) -> None:
+        """Refuse to go on with other clients."""
+        logged = self.partition()
+        if logged and logged.digest != partition.digest:
+            raise UserError(
+                f"partition: {self.config.partition} gives other clients than the run in {self.directory} was started "
+                "with; bring back the file, or the version of the program, that it was started with, or start over "
+                "with --overwrite"
+            )
+
+
+def stored_run(directory: Path) -> StoredRun:
+    """The run in a directory, by its log or, if that is damaged, by a checkpoint."""
+    load_plugins(directory)
+    try:
+        attributes = load_run(directory).attributes
+        config = RunConfig.from_json(json.dumps(attributes["config"]))
+        status, data_dir = str(attributes["status"]), str(attributes.get("data_dir", ""))
+        data = attributes["data_fingerprint"], attributes["data_origin"], data_dir
+        return StoredRun(directory, config, status, *data)
+    except UserError:
+        log = directory / LOG_NAME
+        if not (directory / CHECKPOINTS).is_dir() or (log.exists() and not os.access(log, os.R_OK)):  # is it damaged?
+            raise
+        from mfedpba_mpi.records.checkpoint import Checkpoints
+
+        for saved in Checkpoints(directory).manifests():
+            config = RunConfig.from_json(json.dumps(saved.config))
+            return StoredRun(directory, config, DAMAGED, saved.fingerprint, saved.about["data_origin"], saved.data_dir)
+        raise
+
+
+def load_plugins(directory: Path) -> None:
+    """Load the plugins that the run in a directory was started with; warn of those that have changed since."""
+    for log in (directory / LOG_NAME, *(directory / CHECKPOINTS).glob("*/log.h5")):
+        try:
+            entries = load_run(log).attributes["plugins"]
+        except UserError:  # damaged: a checkpoint has another
+            continue
+        for file in plugins.restore(entries):
+            if launcher_rank_and_size()[0] == 0:
+                warnings.warn(f"plugin: {file} has changed since the run was started: numbers may differ", stacklevel=3)
+        return
+
+
+def find_run(directory: Path) -> StoredRun | None:
+    """The run in a directory, None if there is none."""
+    there = any((directory / name).exists() for name in (LOG_NAME, CHECKPOINTS))
+    return stored_run(directory) if there else None
+
+
+def find_same(directory: Path, config: RunConfig) -> StoredRun | None:
+    """The run in a directory, None if there is none; one with other settings, or more rounds, is refused."""
+    stored = find_run(directory)
+    if stored is None:
+        return None
+    extended(stored.config, config.rounds)  # which has to be possible
+    old, new = (flat(c.as_dict()) for c in (stored.config, config))
+    free = {*HARMLESS, *(["rounds"] if config.rounds > stored.config.rounds else [])}
+    names = [name for name in old | new if old.get(name) != new.get(name) and name not in free]
+    if names:
+        differences = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in names)
+        raise UserError(
+            f"out: the run in {directory} was begun with other settings: {differences}; use these, or another --out"
+        )
+    return stored
+
+
+def resumed(stored: StoredRun | None, config: RunConfig, data_dir: Path) -> tuple[RunConfig, bool]:
+    """The configuration to go on with, and whether there is nothing left to do; `config` may ask for more rounds."""
+    if stored is None:
+        return config, False
+    if stored.status == COMPLETE and config.rounds == stored.config.rounds:
+        if store := find_store(config, data_dir):
+            stored.check_data(store.fingerprint, store.path)
+            if config.partition_file:
+                stored.check_partition(draw_partition(config, store.info, store.labels()))
+        return config, True
+    return extended(stored.config, config.rounds), False
+
+
+def resume_command(directory: Path, data_dir: Path) -> str:
+    """The line that resumes a run."""
+    data = [] if data_dir == Path("data") else ["--data-dir", str(data_dir)]
+    return shlex.join(["mfedpba-mpi", "resume", str(directory), *data, *plugins.arguments()])
+
+
+def extended(config: RunConfig, rounds: int) -> RunConfig:
+    """The same run with more rounds."""
+    if rounds < config.rounds:
+        has = count(config.rounds, "round")
+        raise UserError(f"rounds: the run has {has}, a resumed one cannot have fewer ({rounds})")
+    if rounds == config.rounds:
+        return config
+    return dataclasses.replace(config, rounds=rounds, params=config.params.settled(config.rounds))

@@ -1,0 +1,121 @@
+"""``mfedpba-mpi data``, command by command."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mfedpba_mpi.cli.data import data
+from mfedpba_mpi.data.store import FeatureStore
+from mfedpba_mpi.errors import UserError
+
+SHAPE = ("synthetic", "--samples", "60", "--classes", "3", "--dims", "6,10")
+
+
+def call(data_dir: Path, *args: object) -> str:
+    """What the command prints (an import does so elsewhere); a UserError passes through, as it does to main()."""
+    result = CliRunner().invoke(
+        data, list(map(str, args)), env={"MFEDPBA_DATA_DIR": str(data_dir)}, catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_list_tells_what_is_there_and_what_is_not(tmp_path: Path) -> None:
+    call(tmp_path, "synthesize", *SHAPE)
+    (tmp_path / "broken.h5").write_text("not HDF5")
+    lines = call(tmp_path, "list").splitlines()
+    assert any("youtube" in line and "not there yet" in line for line in lines)
+    assert any("synthetic-n60-c3-d6x10" in line and "60" in line for line in lines)
+    assert any("broken" in line and "unreadable" in line for line in lines)
+
+
+def test_inspect_says_that_a_stand_in_is_synthetic(tmp_path: Path) -> None:
+    call(tmp_path, "synthesize", *SHAPE)
+    output = call(tmp_path, "inspect", "synthetic-n60-c3-d6x10")
+    assert "SYNTHETIC" in output
+    assert "60 samples, 3 classes (20 to 20 samples, median 20), 2 modalities" in output
+
+
+def test_inspect_shows_real_sparse_data(shared_data: Path, tmp_path: Path) -> None:
+    call(tmp_path, "import", "reuters_600", "--from", shared_data / "reuters_600.h5")
+    output = call(tmp_path, "inspect", tmp_path / "reuters_600.h5")
+    assert "SYNTHETIC" not in output
+    assert "sparse" in output
+    assert "mbrbic/Multi-view-LRSSC" in output
+
+
+def test_an_import_shows_what_it_found_and_warns_of_rows_that_do_not_fit_their_labels(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    views = {"good": np.eye(3)[labels] + 0.1 * rng.normal(size=(300, 3)), "scram[bold]ed": rng.normal(size=(300, 4))}
+    np.savez(tmp_path / "own.npz", labels=labels, **views)
+    own = ("--name", "own", "--types", "A,T", "--data-dir", ".")
+    output = command("data", "import", "custom", *own, "--from", "own.npz").stdout
+    for words in ("300 samples, 3 classes (100 to 100 samples", "A audio", "T time series", "sha256", "--dataset own"):
+        assert words in output
+    assert "scram[bold]ed: no better than guessing the largest class (33.3%)" in output
+    assert FeatureStore(tmp_path / "own.h5").info.classes == 3
+
+
+def test_a_custom_dataset_needs_a_name_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs a name of its own: --name NAME"):
+        call(tmp_path, "import", "custom", "--from", tmp_path)
+    with pytest.raises(UserError, match="youtube is the catalog's: `data import youtube`"):
+        call(tmp_path, "import", "custom", "--name", "youtube", "--from", tmp_path)
+    with pytest.raises(UserError, match="go with `data import custom` only"):
+        call(tmp_path, "import", "mfeat", "--types", "I", "--from", tmp_path)
+
+
+def test_inspect_of_nothing_tells_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no dataset youtube in .*data synthesize"):
+        call(tmp_path, "inspect", "youtube")
+
+
+def test_a_stand_in_of_another_seed_does_not_take_the_place_of_the_usual_one(tmp_path: Path) -> None:
+    call(tmp_path, "synthesize", *SHAPE, "--seed", 7)
+    assert [p.name for p in (tmp_path / "synthetic").iterdir()] == ["synthetic-n60-c3-d6x10-seed7.h5"]
+
+
+def test_synthesize_does_not_replace_real_data(shared_data: Path, tmp_path: Path) -> None:
+    call(tmp_path, "import", "mfeat", "--from", shared_data / "mfeat.h5")
+    with pytest.raises(UserError, match="holds real data"):
+        call(tmp_path, "synthesize", *SHAPE, "--out", tmp_path / "mfeat.h5")
+
+
+def test_synthesize_refuses_a_shape_for_a_dataset_that_has_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="youtube has its own shape"):
+        call(tmp_path, "synthesize", "youtube", "--samples", 100)
+    for zero in (("--samples", "0"), ("--classes", "0"), ("--classes", "1")):
+        assert "not in the range" in CliRunner().invoke(data, ["synthesize", "synthetic", *zero]).output
+    with pytest.raises(UserError, match=r"expected whole numbers separated by commas, e\.g\. 64,128, got '6;4'"):
+        call(tmp_path, "synthesize", "synthetic", "--dims", "6;4")
+    with pytest.raises(UserError, match="unknown dataset 'utube'"):
+        call(tmp_path, "synthesize", "utube")
+
+
+def test_import_replaces_a_file_only_when_told_to(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "mfeat.h5"
+    out = tmp_path / "elsewhere" / "digits.h5"
+    call(tmp_path, "import", "mfeat_1", "--from", source, "--out", out)
+    with pytest.raises(UserError, match="--overwrite replaces it"):
+        call(tmp_path, "import", "mfeat_2", "--from", source, "--out", out)
+    assert FeatureStore(out).info.name == "mfeat_1"
+    call(tmp_path, "import", "mfeat_2", "--from", source, "--out", out, "--overwrite")
+    assert FeatureStore(out).info.name == "mfeat_2"
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_exit_code_2(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "own.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
+    done = command("data", "import", "custom", "--name", "own", "--from", "own.mat")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "own.mat" in done.stderr

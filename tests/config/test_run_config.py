@@ -1,0 +1,143 @@
+"""Settings: precedence, presets, and errors that name the thing, the value and the fix."""
+
+import json
+
+import pytest
+
+from mfedpba_mpi.config.presets import PRESETS
+from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
+from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
+from mfedpba_mpi.errors import UserError
+
+
+def test_the_presets_are_those_of_the_papers_table():
+    config = make_config({"dataset": "caltech101"})
+    assert (config.rounds, config.feature_dim, config.lr, config.epochs, config.batch_size) == (400, 64, 0.01, 2, 12)
+    assert (config.params.lambda_1, config.params.lambda_2) == (0.01, 5.0)
+    assert (config.params.server_lr, config.params.server_epochs) == (0.01, 10)
+    assert set(PRESETS) == {*CATALOG, "synthetic"}
+
+
+def test_a_variant_of_a_dataset_follows_its_preset():
+    assert make_config({"dataset": "reuters_1200"}).feature_dim == PRESETS["reuters"]["feature_dim"]
+
+
+def test_command_line_wins_over_file_and_file_over_preset():
+    file = {"rounds": 7, "lr": 0.3, "mfedpba": {"lambda_1": 0.5, "tau": 0.7}}
+    config = make_config({"dataset": "youtube", "rounds": "9", "mfedpba": {"tau": "0.9"}}, file)
+    assert (config.rounds, config.lr, config.feature_dim) == (9, 0.3, 48)
+    assert (config.params.lambda_1, config.params.tau, config.params.lambda_2) == (0.5, 0.9, 1.0)
+
+
+def test_a_method_is_given_its_parameters_by_their_names():
+    by_name = RunConfig.of(dataset="youtube", tau=0.9)
+    assert by_name == RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9})
+    with pytest.raises(UserError, match="margin: belongs to method fedtgp, but this run's method is mfedpba"):
+        RunConfig.of(dataset="youtube", margin=1.0)
+
+
+def test_a_run_of_a_method_that_is_not_there_names_the_method():
+    text = make_config({"dataset": "youtube"}).to_json().replace("mfedpba", "headavg")
+    with pytest.raises(UserError, match=r"method 'headavg' is not known here; .* with --plugin FILE.py"):
+        RunConfig.from_json(text)
+
+
+def test_a_method_that_is_no_name_at_all_is_an_error_of_the_file():
+    text = make_config({"dataset": "youtube"}).to_json().replace('"method": "mfedpba"', '"method": ["mfedpba"]')
+    with pytest.raises(UserError, match="is not known here"):
+        RunConfig.from_json(text)
+
+
+def test_the_configuration_survives_json():
+    config = make_config({"dataset": "youtube", "mfedpba": {"without": "rec,con"}})
+    assert json.loads(config.to_json())["mfedpba"]["without"] == ["rec", "con"]
+    assert RunConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "which dataset"),
+        ({"dataset": "youtube", "roundz": 3}, "did you mean 'rounds'"),
+        ({"dataset": "youtube", "rounds": 0}, "rounds: 0 is out of range; allowed: >= 1"),
+        ({"dataset": "youtube", "clients": 0}, "clients: 0 is out of range; allowed: >= 1"),
+        ({"dataset": "youtube", "partition": ""}, "partition: '' is not one of m2, m1+, m1"),
+        ({"dataset": "youtube", "dims": ""}, "--dims goes with --dataset synthetic"),
+        (
+            {"dataset": "synthetic", "dims": "a,b"},
+            "dims: expected whole numbers separated by commas, e.g. 64,128, got 'a,b'",
+        ),
+        ({"dataset": "youtube", "families": 3}, "families: expected words separated by commas, got 3"),
+        ({"dataset": "youtube", "rounds": "ten"}, "rounds: expected a whole number, got 'ten'"),
+        ({"dataset": "youtube", "rounds": 1.5}, "expected a whole number"),
+        ({"dataset": "youtube", "lr": "nan"}, "lr: nan is out of range"),
+        ({"dataset": "youtube", "participation": 1.1}, "participation: 1.1 is out of range"),
+        ({"dataset": "youtube", "track_gradients": "maybe"}, "track-gradients: expected true or false, got 'maybe'"),
+        ({"dataset": "youtube", "method": "mfedbpa"}, "did you mean 'mfedpba'"),
+        ({"dataset": "youtube", "fusion": "summ"}, "did you mean 'sum'"),
+        ({"dataset": "youtube", "families": "DNN,RNN"}, "'RNN' is not one of"),
+        ({"dataset": "youtube", "method": "local", "mfedpba": {"tau": 1}}, "tau: belongs to method mfedpba"),
+        ({"dataset": "youtube", "mfedpba": {"lamda_1": 1}}, "did you mean 'lambda_1'"),
+        ({"dataset": "youtube", "mfedpba": {"tau": 0}}, "mfedpba.tau: 0.0 is out of range"),
+        ({"dataset": "youtube", "mfedpba": {"without": "rek"}}, "did you mean 'rec'"),
+        ({"dataset": "youtube", "mfedpba": 3}, "unknown setting 'mfedpba'"),
+        ({"dataset": "youtube", "samples": 100}, "--samples goes with --dataset synthetic"),
+        ({"dataset": "youtube", "feature_dim": 7}, "feature-dim: 7 is odd"),
+    ],
+)
+def test_what_is_wrong_is_named(given, words):
+    with pytest.raises(UserError) as error:
+        make_config(given)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="cannot read the configuration"):
+        read_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(UserError, match="not valid TOML"):
+        read_toml(tmp_path / "bad.toml")
+
+
+def _info(M: int, samples: int = 100) -> Dataset:
+    return Dataset("toy", samples, 3, tuple(Modality(f"I{m}", "I", 4) for m in range(M)))
+
+
+@pytest.mark.parametrize(
+    ("M", "given", "expected"),
+    [
+        (3, {}, (3, "m2", None)),
+        (3, {"clients": 7}, (7, "m1+", 0.5)),
+        (3, {"clients": 7, "alpha": 2.0, "partition": "m1"}, (7, "m1", 2.0)),
+        (3, {"alpha": 0.1}, (3, "m2", 0.1)),
+        (1, {}, (1, "m1", None)),
+    ],
+)
+def test_defaults_that_depend_on_the_data(M, given, expected):
+    config = fit_to_data(make_config({"dataset": "synthetic", **given}), _info(M))
+    assert (config.clients, config.partition, config.alpha) == expected
+
+
+def test_a_partition_file_says_how_many_clients_there_are(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("client,sample,modalities\n0,3,I0\n1,4,I1\n1,9,I1\n")
+    given = {"dataset": "synthetic", "partition": str(path)}
+    config = fit_to_data(make_config(given), _info(2))
+    assert (config.clients, config.partition, config.alpha) == (2, str(path), None)
+    assert config.run_name == "synthetic-mine-mfedpba-s0"
+    assert RunConfig.from_json(config.to_json()) == config
+    assert fit_to_data(config, _info(2)) == config
+    with pytest.raises(UserError, match=r"clients: 3, but .*mine\.csv has 2; leave --clients out"):
+        fit_to_data(make_config({**given, "clients": 3}), _info(2))
+    with pytest.raises(UserError, match=r"alpha: .*mine\.csv says who owns what; leave --alpha out"):
+        fit_to_data(make_config({**given, "alpha": 0.5}), _info(2))
+    with pytest.raises(UserError, match=r"'mine\.txt' is not one of m2, m1\+, m1, a FILE\.csv, a FILE\.h5"):
+        make_config({**given, "partition": "mine.txt"})
+
+
+def test_impossible_partitions_are_refused():
+    with pytest.raises(UserError, match="m2 needs two modalities"):
+        fit_to_data(make_config({"dataset": "synthetic", "partition": "m2"}), _info(1))
+    with pytest.raises(UserError, match="at most 12"):
+        fit_to_data(make_config({"dataset": "synthetic", "clients": 13}), _info(3))

@@ -1,0 +1,109 @@
+"""Steps by hand against autograd through the same modules."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.models.architecture import FAMILIES, sample_architecture
+from mfedpba_mpi.models.extractors import build_extractor
+from mfedpba_mpi.models.inputs import SparseRows
+from mfedpba_mpi.models.manual_sgd import training_pass
+from tests.models.test_extractors import example, sparse_rows
+
+D, LR = 6, 0.05
+
+
+def step_by_autograd(model: nn.Module, x: Tensor | SparseRows, g: Tensor) -> Tensor:
+    y = model(x)
+    gradients = torch.autograd.grad(y, list(model.parameters()), g)
+    with torch.no_grad():
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.sub_(gradient.to_dense(), alpha=LR)
+    return y.detach()
+
+
+def agree(model: nn.Module, batches: list[Tensor | SparseRows], tolerance: float = 1e-3) -> None:
+    """A few steps in both ways end with the same outputs, weights and running statistics."""
+    reference = copy.deepcopy(model)
+    way = training_pass(model)
+    for x in batches:
+        g = torch.randn(len(x), D, dtype=next(model.parameters()).dtype)
+        expected = step_by_autograd(reference, x, g)
+        with torch.no_grad():
+            torch.testing.assert_close(way.forward(x), expected, rtol=tolerance, atol=tolerance / 10)
+            way.backward(g, LR, False)
+    for (name, found), expected in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        if not name.endswith("num_batches_tracked"):
+            torch.testing.assert_close(
+                found, expected, rtol=tolerance, atol=tolerance / 10, msg=lambda words, name=name: f"{name}: {words}"
+            )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("width", [6, 64, 240, 2000])
+@pytest.mark.parametrize("draw", range(3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_descends_as_autograd_does(
+    family: str, draw: int, width: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(draw)
+    modality = Modality("x", FAMILIES[family][0], width)
+    model = build_extractor(sample_architecture(np.random.default_rng(draw), modality, [family]), modality, D).to(dtype)
+    agree(model, [torch.randn(size, width, dtype=dtype) for size in (12, 12, 5)], tolerance)
+
+
+@pytest.mark.parametrize("family", ["DNN", "CNN1D", "TextCNN"])
+def test_sparse_rows_descend_as_autograd_does(family: str) -> None:
+    torch.manual_seed(0)
+    modality = Modality("x", "L", 300, sparse=True)
+    model = build_extractor(sample_architecture(np.random.default_rng(0), modality, [family]), modality, D)
+    agree(model, [sparse_rows(size, 300) for size in (12, 12, 5)])
+
+
+@pytest.mark.parametrize("family", ["DNN", "Resmodel"])
+def test_the_sparse_first_layer_is_the_dense_one(family: str) -> None:
+    """Same weights: same features, and same weights after steps in which rows share words."""
+    torch.manual_seed(0)
+    sparse, dense = (build_extractor(*example(family, 2, 60, kind), D).double() for kind in (True, False))
+    weights = sparse.state_dict()
+    weights["0.weight"] = weights["0.weight"].T
+    dense.load_state_dict(weights)
+    rows = sparse_rows(12, 60)
+    rows.values = rows.values.double()
+    ways, g = (
+        [(training_pass(sparse), rows), (training_pass(dense), rows.dense())],
+        torch.randn(12, D, dtype=torch.float64),
+    )
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(*(way.forward(x) for way, x in ways))
+            for way, _ in ways:
+                way.backward(g, LR, False)
+    for (name, a), (_, b) in zip(sparse.named_parameters(), dense.named_parameters(), strict=True):
+        torch.testing.assert_close(a.T if name == "0.weight" else a, b)
+
+
+def test_a_sparse_step_touches_only_the_words_in_use() -> None:
+    model = build_extractor(*example("DNN", 2, 500, sparse=True), D)
+    rows, before = sparse_rows(4, 500), model[0].weight.detach().clone()
+    way = training_pass(model)
+    with torch.no_grad():
+        way.forward(rows)
+        way.backward(torch.randn(4, D), LR, False)
+    changed = (model[0].weight != before).any(1).nonzero().flatten()
+    assert set(changed.tolist()) == set(rows.indices.tolist())
+
+
+def test_other_modules_go_by_autograd() -> None:
+    torch.manual_seed(0)
+    agree(nn.Sequential(nn.Linear(9, 8, bias=False), nn.Tanh(), nn.Linear(8, D)), [torch.randn(4, 9) for _ in range(3)])
+
+
+def test_a_module_without_weights_has_nothing_to_learn() -> None:
+    assert not training_pass(nn.Identity()).learns

@@ -1,0 +1,162 @@
+"""Planning: the arithmetic, the payload against a run's log, and what is refused; no time is compared with a clock."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mfedpba_mpi.comm.placement import place
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.methods.params import METHODS
+from mfedpba_mpi.models.architecture import sample_architecture, weights
+from mfedpba_mpi.models.extractors import build_extractor
+from mfedpba_mpi.planning.disk import disk_of
+from mfedpba_mpi.planning.display import report
+from mfedpba_mpi.planning.plan import Machine, imagine, make_plan, rank_bytes, round_seconds
+from mfedpba_mpi.records.checkpoint import Checkpoints
+from mfedpba_mpi.records.run_log import RunLog
+
+
+def seconds(ranks, nodes=1, cores=2, server=0.5):
+    """Six clients of 1 to 6 seconds that are tested in no time."""
+    train = np.arange(1.0, 7.0)
+    return round_seconds(train, np.zeros(6), server, 0.25, place(train.tolist(), ranks), Machine(ranks, nodes, cores))
+
+
+def test_one_process_does_one_thing_after_the_other():
+    assert seconds(1) == 21 + 0.5 + 0.25
+
+
+def test_cores_are_shared_by_as_many_ranks_as_there_are():
+    """Two ranks get 6 + 3 + 2 and 5 + 4 + 1; six of them share two cores evenly."""
+    assert seconds(3) == 11 + 0.5 + 0.25
+    assert seconds(7) == 10.5 + 0.5 + 0.25
+
+
+def test_with_a_core_each_the_longest_client_decides():
+    assert seconds(7, cores=8) == 6 + 0.5 + 0.25
+
+
+def test_nodes_do_not_lend_each_other_cores():
+    """Ranks 0 to 3 (clients of 1, 2, 3 s) and ranks 4 to 6 (4, 5, 6 s), with one core each."""
+    assert seconds(7, nodes=2, cores=1) == 15 + 0.5 + 0.25
+
+
+def test_evaluation_hides_behind_the_server_on_several_ranks_only():
+    train, test = np.ones(2), np.full(2, 0.25)
+    assert round_seconds(train, test, 1.0, 0.0, [[0, 1]], Machine(1)) == 3.5
+    assert round_seconds(train, test, 1.0, 0.0, [[], [0], [1]], Machine(3, cores=4)) == 2.0
+
+
+def test_more_ranks_never_take_longer():
+    rng = np.random.default_rng(0)
+    train = rng.lognormal(size=40)
+    for cores in (1, 2, 16):
+        found = [
+            round_seconds(train, train / 10, 0.1, 0.0, place(train.tolist(), ranks), Machine(ranks, 1, cores))
+            for ranks in (1, 2, 3, 5, 9, 17, 41)
+        ]
+        assert all(b <= a + 1e-9 for a, b in pairwise(found)), found
+
+
+@pytest.mark.parametrize("family", ["DNN", "CNN1D", "CNN2D", "TextCNN", "Resmodel"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_weights_are_counted_without_building_the_network(family, sparse):
+    """Biases and BatchNorm, a few per cent at most, are left out."""
+    kind = {"CNN2D": "I", "TextCNN": "L"}.get(family, "A")
+    modality = Modality("x", kind, 300, sparse)
+    architecture = sample_architecture(np.random.default_rng(1), modality, [family])
+    built = sum(p.numel() for p in build_extractor(architecture, modality, 16).parameters() if p.dim() > 1)
+    assert weights(architecture, modality, 16) == built
+
+
+def test_memory_adds_up_over_layouts(tiny, tmp_path):
+    """What clients keep is the same wherever they are; only processes and activations are counted for each rank."""
+    problem = imagine(tiny(), tmp_path)
+    one = rank_bytes(problem, 0, 1, [0, 1, 2], 0) - max(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
+    assert 0 < one < sum(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
+    assert rank_bytes(problem, 7.0, 1, [], 0) == 7.0
+    assert rank_bytes(problem, 7.0, 0, [], 10) == 7.0 + 30 + 300 * 3 * 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_payload_is_what_a_run_logs(tiny, finished, tmp_path, method):
+    config = tiny(method=method, partition="m1+", clients=4)
+    rounds = finished(method=method, partition="m1+", clients=4).rounds
+    plan = make_plan(config, tmp_path, ranks=3)
+    assert (plan.up, plan.down) == (rounds["bytes_up"][1].sum(), rounds["bytes_down"][1].sum())
+    assert (plan.last_up, plan.last_down) == (rounds["bytes_up"][-1].sum(), rounds["bytes_down"][-1].sum())
+    assert plan.seconds > 0
+    assert len(plan.memory) == 3
+
+
+def test_the_imagined_clients_are_the_run_s(tiny, finished, tmp_path):
+    """Modalities and networks are drawn from the seed, sizes without skew are shares: none needs the data."""
+    found = finished().partition
+    problem = imagine(tiny(), tmp_path)
+    assert [spec.n_train for spec in problem.clients] == np.diff(found["train_offsets"]).tolist()
+    assert [list(spec.modalities) for spec in problem.clients] == [
+        np.flatnonzero(m).tolist() for m in found["modalities"]
+    ]
+
+
+def test_what_clients_would_withhold_for_want_of_rows_does_not_stop_the_calibration(tiny, tmp_path):
+    """A client has some 90 rows here, of which the calibration takes 20."""
+    config = tiny(samples=400, batch_size=2, mfedpba={"min_class_samples": 20})
+    assert make_plan(config, tmp_path).seconds > 0
+
+
+def test_planning_writes_nothing(tiny, tmp_path):
+    make_plan(tiny(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changes", [{}, {"fusion": "concat", "method": "local"}, {"clients": 12, "rounds": 8}])
+def test_disk_is_about_what_a_run_takes(tiny, tmp_path, changes):
+    """Within a tenth, but for the log of a method with fewer numbers than MFedPBA; small shards are mostly headers."""
+    config, run = tiny(samples=1200, **changes), tmp_path / "run"
+    run.mkdir()
+    run_rounds(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    disk = disk_of(imagine(config, tmp_path))
+    checkpoint = sum(path.stat().st_size for path in run.glob("checkpoints/*/*"))
+    assert disk.checkpoint == pytest.approx(checkpoint, rel=0.1)
+    assert disk.log == pytest.approx((run / "run.h5").stat().st_size, rel=0.3)
+    (shards,) = (tmp_path / "shards").iterdir()
+    assert disk.shards < shards.stat().st_size < disk.shards + 200e3
+
+
+def test_the_report_says_what_is_measured_and_what_is_not(tiny, tmp_path):
+    lines = [str(line) for line in report(make_plan(tiny(clients=12), tmp_path, ranks=5, nodes=2, cores=4))]
+    for words in ("disk: log ", "s a round", "(exact)", "measured here", "8 of 12 clients", "extrapolated", "Gbit/s"):
+        assert any(words in line for line in lines), words
+    lines = [str(line) for line in report(make_plan(tiny(), tmp_path, ranks=6, gpus=2))]
+    assert any("local rank 1 uses cuda:1, local rank 2 uses cuda:0" in line for line in lines)
+    assert any("2 ranks have nothing to do: 4 ranks would do" in line for line in lines)
+    assert not any(line.startswith("time:") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--ranks", "-1"), "ranks: -1 is out of range"),
+        (("--ranks", "0"), "ranks: 0 is out of range"),
+        (("--cores", "0"), "cores: 0 is out of range"),
+        (("--ranks", 2, "--nodes", 3), "3 nodes for 2 ranks"),
+        (("--gpus", "-2"), "gpus: -2 is out of range"),
+        (("--device", "cuda"), "--gpus"),
+        (("--ranks", "few"), "--ranks"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(command, args, words):
+    result = command("plan", "--dataset", "youtube", *args)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_machines_are_checked():
+    with pytest.raises(UserError, match="cores: 0"):
+        Machine(2, 1, 0)

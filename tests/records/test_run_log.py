@@ -1,0 +1,127 @@
+"""The log as others see it: while it grows, after a kill, and when it is not a log at all."""
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.errors import RunError, UserError
+from mfedpba_mpi.records.run_log import RunLog
+
+
+class Watcher:
+    """An observer that does nothing; tests override what they need."""
+
+    def start(self, start): ...
+    def round(self, result): ...
+    def warn(self, words): ...
+    def end(self, end): ...
+
+
+def test_the_log_can_be_read_while_it_grows(tiny, tmp_path):
+    code = f"import h5py; f = h5py.File({str(tmp_path / 'run.h5')!r}); print('open', flush=True); input()"
+    seen = []
+
+    class Reader(Watcher):
+        def start(self, start):
+            """Another process opens the log with plain h5py and keeps it open."""
+            self.other = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
+            assert self.other.stdout.readline() == "open\n"
+
+        def round(self, result):
+            run = load_run(tmp_path)
+            seen.append((run.status, len(run.rounds["accuracy"])))
+
+        def end(self, end):
+            self.other.communicate("")
+
+    run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Reader()])
+    assert seen == [("running", 1), ("running", 2), ("running", 3)]
+    assert load_run(tmp_path).status == "complete"
+
+
+def test_a_killed_run_leaves_a_log_that_opens_normally(tmp_path):
+    line = [sys.executable, "-m", "mfedpba_mpi", "--dataset", "synthetic", "--samples", "120", "--rounds", "100000"]
+    process = subprocess.Popen([*line, "--out", "run"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if (tmp_path / "run" / "run.h5").exists() and len(load_run(tmp_path / "run").rounds.get("accuracy", [])) > 3:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run = load_run(tmp_path / "run")
+    assert run.status == "running"
+    assert len(run.rounds["accuracy"]) > 3
+    with h5py.File(tmp_path / "run" / "run.h5") as file:
+        assert file["rounds/accuracy"].shape[1] == 2
+
+
+def test_an_abandoned_run_says_why_and_a_finished_one_stays_complete(tiny, tmp_path):
+    class Failing(Watcher):
+        def round(self, result):
+            raise ZeroDivisionError
+
+    log = RunLog(tmp_path)
+    log.abandon("failed", "before it began")
+    assert not (tmp_path / "run.h5").exists()
+    with pytest.raises(ZeroDivisionError):
+        run_rounds(tiny(), tmp_path, Comm(), [log, Failing()])
+    log.abandon("failed", "division by zero")
+    log.abandon("interrupted", "too late")
+    run = load_run(tmp_path)
+    assert (run.status, run.attributes["reason"]) == ("failed", "division by zero")
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_rounds_before(tiny, tmp_path, monkeypatch):
+    class Filling(Watcher):
+        def round(self, result):
+            if result.t == 2:
+                monkeypatch.setattr(Path, "write_bytes", self.full)
+
+        def full(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(RunError, match=r"cannot write .*run\.h5: No space left on device"):
+        run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Filling()])
+    assert len(load_run(tmp_path).rounds["accuracy"]) == 2
+
+
+FEW = {"clients": 14, "alpha": 0.05, "participation": 0.07, "rounds": 4}  # in the end one modality, and not all classes
+
+
+@pytest.mark.parametrize("settings", [{}, FEW, {**FEW, "participation": 0.2}])
+def test_a_final_plan_couples_the_present_classes_uniformly(finished, settings):
+    run = finished(**settings)
+    present = run.final["P_present"] > 0
+    assert run.final["plan"].shape == (3, 3, 3)
+    assert present.all() == (not settings)
+    for plan, here, trace in zip(run.final["plan"], present, run.rounds["gw_trace"][-1], strict=True):
+        n, among = here.sum(), np.ix_(here, here)
+        assert np.isnan(plan).sum() == plan.size - n**2
+        assert (plan[among] >= 0).all()
+        for axis in (0, 1):
+            np.testing.assert_allclose(plan[among].sum(axis), 1 / max(n, 1), atol=1e-6)
+        if n > 1:
+            assert np.trace(plan[among]) == pytest.approx(trace, rel=1e-12)  # as it was after the last step
+
+
+@pytest.mark.parametrize("settings", [{"method": "local"}, {"method": "fedproto"}, {"mfedpba": {"without": "align"}}])
+def test_without_a_transport_plan_there_is_none_at_the_end(finished, settings):
+    assert "plan" not in finished(**settings).final
+
+
+def test_what_is_not_a_log_is_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="no run at"):
+        load_run(tmp_path)
+    (tmp_path / "run.h5").write_bytes(b"nothing of ours")
+    with pytest.raises(UserError, match="not a readable run log"):
+        load_run(tmp_path)

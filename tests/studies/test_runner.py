@@ -1,0 +1,326 @@
+"""A study as a user runs it: started, stopped, gone on with, with runs that fail."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mfedpba_mpi import load_run
+from mfedpba_mpi.cli.main import cli
+from mfedpba_mpi.errors import COMPLETE, UserError
+from mfedpba_mpi.planning.calibration import process_bytes
+from mfedpba_mpi.records.status import OUTPUT, State
+from mfedpba_mpi.studies.runner import Runner, refuse_other_data
+from mfedpba_mpi.studies.slurm import STAGING
+from mfedpba_mpi.studies.study import read_study
+
+STUDY = """
+title = "Small"
+[settings]
+dataset = "synthetic"
+samples = 120
+classes = 3
+dims = [6, 10, 8]
+feature_dim = 8
+rounds = 2
+[cross]
+method = ["local", "fedproto"]
+seed = [0, 1]
+[quick]
+seed = [0]
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "small.toml").write_text(STUDY)
+    return "small.toml"
+
+
+def correct(path):
+    return load_run(path).rounds["correct"]
+
+
+def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, tmp_path):
+    done = command("study", "run", study, "--jobs", 2)
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 runs complete, 0 failed" in done.stdout
+    assert "Small (synthetic data): average accuracy" in done.stdout
+    directory = tmp_path / "runs/small"
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "fedproto", "local", "runs.csv", "study.toml", "table.csv", "table.md", "table.tex", "table.txt"
+    ]  # fmt: skip
+    before = (directory / "local/s1/run.h5").stat().st_mtime_ns
+    again = command("study", "run", "runs/small")
+    assert "4 complete already, 0 to do" in again.stdout
+    assert (directory / "local/s1/run.h5").stat().st_mtime_ns == before
+    assert command("study", "status", "runs/small").stdout.endswith("4 complete\n")
+    assert command("study", "table", "runs/small", "--format", "latex").stdout.startswith("% needs")
+
+    by_hand = (
+        "--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10,8", "--feature-dim", 8,
+        "--rounds", 2, "--method", "fedproto", "--seed", 1, "--out", "hand",
+    )  # fmt: skip
+    assert command(*by_hand).returncode == 0
+    np.testing.assert_array_equal(correct(tmp_path / "hand"), correct(directory / "fedproto/s1"))
+
+    other = command("study", "run", study, "--set", "rounds=3")
+    assert other.returncode == 2
+    assert "holds a study with other settings: rounds is 2 there, 3 here; choose another --out" in other.stderr
+    assert command("study", "run", study, "--set", "rounds=3", "--dry-run").stderr == other.stderr
+    grown = command("study", "run", study, "--set", "seed=0,1,2", "--set", "method=local", "--dry-run")
+    assert "3 runs in runs/small: 2 complete, 1 waiting" in grown.stdout
+
+
+def test_a_part_of_a_study_leaves_the_rest_of_it_in_its_table(study, command, tmp_path):
+    for seed in (0, 2):
+        done = command("study", "run", study, "--set", f"seed={seed}", "--set", "method=fedproto")
+        assert done.returncode == 0, done.stderr
+    assert command("study", "run", study, "--set", "seed=1").returncode == 0
+    stored = (tmp_path / "runs/small/study.toml").read_text()
+    assert 'method = ["local", "fedproto"]' in stored
+    assert "seed = [0, 2, 1]" in stored
+    assert "4 of 6 runs are complete" in command("study", "table", "runs/small").stdout
+
+
+def test_a_study_that_is_shown_can_be_run_under_the_name_of_its_file(command, tmp_path):
+    (tmp_path / "mine.toml").write_text(command("study", "show", "fusion").stdout)
+    done = command("study", "run", "mine.toml", "--quick", "--commands")
+    assert done.returncode == 0, done.stderr
+    assert "--out runs/mine-quick/youtube/local/sum/s0" in done.stdout
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(study, command, tmp_path):
+    (tmp_path / "runs/small-quick/local").mkdir(parents=True)
+    (tmp_path / "runs/small-quick/local/s0").write_text("in the way")
+    done = command("study", "run", study, "--quick")
+    assert done.returncode == 1
+    assert "1 of 2 runs complete, 1 failed" in done.stdout
+    assert re.search(r"failed local/s0: .*s0", done.stdout)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "1 of 2 runs are complete" in (tmp_path / "runs/small-quick/table.txt").read_text()
+
+
+def test_a_run_that_ends_badly_is_told_with_its_last_words_and_tried_again(study, command, tmp_path):
+    quick = ("study", "run", study, "--quick", "--set", "method=local")
+    bad = command(*quick, "--set", "device=cuda")
+    assert bad.returncode == 1
+    assert "failed local/s0: mfedpba-mpi: device: cuda was asked for, but this rank sees no GPU" in bad.stdout
+    status = command("study", "status", "runs/small-quick")
+    assert "1 failed" in status.stdout
+    assert "sees no GPU" in status.stdout
+    (tmp_path / "runs/small-quick/study.toml").unlink()
+    assert command(*quick).returncode == 0
+
+
+def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tmp_path, command):
+    arguments = ["study", "run", study, "--quick", "--jobs", "2", "--set", "rounds=400"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mfedpba_mpi", *arguments], cwd=tmp_path, stdout=-1, stderr=-1, text=True
+    )
+    logs = [tmp_path / "runs/small-quick" / method / "s0" for method in ("local", "fedproto")]
+    until = time.monotonic() + 60
+    while not all((log / "run.h5").exists() and len(load_run(log).rounds["tested"]) for log in logs):
+        assert time.monotonic() < until
+        assert process.poll() is None
+    process.send_signal(signal.SIGUSR1)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGUSR1, the same command goes on" in out
+    assert [load_run(log).status for log in logs] == ["interrupted"] * 2
+    stopped = len(load_run(logs[0]).rounds["tested"])
+    assert 0 < stopped < 400
+    assert "2 interrupted" in command("study", "status", "runs/small-quick").stdout
+    # on with one of them, on two ranks, to the end it would have had
+    again = command(*arguments, "--set", "method=local", "--ranks", "2")
+    assert again.returncode == 0, again.stdout
+    assert f"goes on after round {stopped} of 400" in (logs[0] / OUTPUT).read_text()
+    assert load_run(logs[0]).attributes["resumed"][0]["ranks"] == 2
+
+
+def test_parts_are_every_n_th_run(study, command):
+    lines = [command("study", "run", study, "--commands", "--part", f"{i}/3").stdout.splitlines() for i in range(3)]
+    assert [len(part) for part in lines] == [2, 1, 1]
+    assert "--method local --seed 0 " in lines[0][0]
+    assert "--method fedproto --seed 1 " in lines[0][1]
+    assert "I/N" in command("study", "run", study, "--part", "3/3").stderr
+
+
+def test_a_study_is_not_started_under_mpirun(study, monkeypatch, command):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    result = command("study", "run", study)
+    assert result.returncode == 2
+    assert "start it without mpirun" in result.stderr
+
+
+def test_a_study_hands_on_which_checkpoints_to_keep(study, tmp_path):
+    planned = read_study(tmp_path / study).plan(tmp_path)[0]
+    assert " --keep-checkpoints none " in " ".join(Runner(tmp_path, tmp_path, keep="none").line(planned))
+
+
+def test_a_dry_run_says_what_the_runs_take_on_disk(study, tmp_path, monkeypatch):
+    """Two methods share the shards of a seed: 120 rows of at most 24 numbers, label and row number, for each of two."""
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(cli, ["study", "run", study, "--dry-run"], catch_exceptions=False).output
+    logs, checkpoints, shards = re.search(
+        r"logs ([\d.]+) kB, checkpoints ([\d.]+) MB .*shards ([\d.]+) kB", " ".join(said.split())
+    ).groups()
+    assert 4 * 85 < float(logs) < 4 * 200
+    assert float(checkpoints) > float(logs) / 1000
+    assert float(shards) < 2 * 120 * (4 * 24 + 16) / 1000
+
+
+def test_a_missing_launcher_is_named(study, command):
+    result = command("study", "run", study, "--ranks", 3, "--launcher", "mpirunn")
+    assert result.returncode == 2
+    assert "no mpirunn on the PATH" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--set", "rounds"), ("--set", "=3"), ("--set", "sede=1")])
+def test_a_change_that_cannot_be_read_is_refused(study, command, words):
+    result = command("study", "run", study, *words, "--dry-run")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "jobs", "started"),
+    [
+        ("srun --mpi=pmix", 2, "srun --overlap --cpu-bind=none --mpi=pmix -n 3"),
+        ("/usr/bin/srun --cpu-bind=cores", 2, "/usr/bin/srun --overlap --cpu-bind=none --cpu-bind=cores -n 3"),
+        ("srun --exact", 2, "srun --exact -n 3"),
+        ("srun --mpi=pmix", 1, "srun --mpi=pmix -n 3"),
+        ("mpirun", 2, "mpirun -n 3"),
+    ],
+)
+def test_steps_of_srun_that_go_side_by_side_share_the_job(study, tmp_path, launcher, jobs, started):
+    """Unless the user has said how; srun heeds the last of two --cpu-bind."""
+    planned = read_study(tmp_path / study).changed({"ranks": 3}).plan(tmp_path)[0]
+    line = Runner(tmp_path, tmp_path, jobs, launcher).line(planned)
+    assert " ".join(line[: line.index(sys.executable)]) == started
+
+
+@pytest.mark.parametrize(
+    ("variables", "scratch"),
+    [
+        ({"SLURM_TMPDIR": "{here}"}, True),
+        ({"TMPDIR": "{here}"}, True),  # its name has the job's number
+        ({"SLURM_TMPDIR": "{here}", "SLURM_JOB_NUM_NODES": "2"}, False),
+        ({"SLURM_TMPDIR": "/nowhere"}, False),
+        ({"TMPDIR": "/tmp"}, False),
+        ({}, False),
+    ],
+)
+def test_shards_go_to_the_disk_of_a_job_s_only_node(tmp_path, variables, scratch):
+    here = tmp_path / "job.4711"
+    here.mkdir()
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"}
+    env = job | {name: value.format(here=here) for name, value in variables.items()}
+    line = ["bash", "-c", f'{STAGING}\necho "$MFEDPBA_SCRATCH"']
+    assert subprocess.run(line, env=env, capture_output=True, text=True).stdout.strip() == (
+        str(here) if scratch else ""
+    )
+
+
+def test_the_job_scripts_for_one_node_stage_as_submit_does():
+    texts = {path.stem: path.read_text() for path in (Path(__file__).parents[2] / "jobs").glob("*.sbatch")}
+    one_node = {name for name, text in texts.items() if "--nodes=1\n" in text or "--ntasks=1\n" in text}
+    assert {name for name, text in texts.items() if STAGING in text} == one_node
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> calls
+for script; do :; done
+grep '^#SBATCH' "$script" >> calls
+echo 42
+"""
+
+
+def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(SBATCH)
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    options = ("--account", "abc", "--partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
+               "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
+               "--keep-checkpoints", "none")  # fmt: skip
+    done = command("study", "submit", study, *options)
+    assert done.returncode == 0, done.stderr
+    assert "array 42: 2 elements, 4 runs in runs/small; table afterwards: job 42" in done.stdout
+    calls = (tmp_path / "calls").read_text()
+    for line in ("--array=0-1%1", "--account=abc", "--partition=long", "--time=01:00:00", "--gpus-per-node=2",
+                 "--ntasks=4", "--qos=low", "--requeue", "--signal=B:USR1@120"):  # fmt: skip
+        assert f"#SBATCH {line}\n" in calls
+    assert "--dependency=afterany:42" in calls
+    script = tmp_path / "runs/small/slurm/array.sbatch"
+    assert "module load openmpi\n" in script.read_text()
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    assert "--keep-checkpoints none " in script.read_text()
+    shown = command("study", "submit", study, *options, "--dry-run").stdout
+    assert script.read_text() in shown
+
+
+def test_submit_proposes_memory_unless_the_user_or_a_gpu_says_otherwise(study, tmp_path, monkeypatch):
+    """Two runs side by side need twice the memory of one, and the process that starts them its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def memory(*options):
+        words = ["study", "submit", study, "--dry-run", "--per-element", "2", *options]
+        script = CliRunner().invoke(cli, words, catch_exceptions=False).output
+        return [int(size) for size in re.findall("--mem=(.*)M", script)]
+
+    process = process_bytes() / 1e6
+    for options, processes in (((), 2), (("--jobs", "2"), 3), (("--ranks", "3", "--jobs", "2"), 7)):
+        (megabytes,) = memory(*options)
+        assert 1.25 * processes * process < megabytes < 1.25 * processes * process * 1.1 + 100
+    assert memory("--mem", "7M") == [7]
+    for options in (("--mem", ""), ("--gpus-per-node", "1"), ("--sbatch=--mem-per-cpu=1G",)):
+        assert memory(*options) == []
+
+
+def test_submit_leaves_out_what_is_complete(study, command):
+    def array(*cut):
+        said = command("study", "submit", study, *cut, "--dry-run").stdout
+        return re.search("--array=(.*)", said)[1] if "--array" in said else said
+
+    assert array() == "0-3"
+    assert command("study", "run", study, "--set", "method=fedproto", "--set", "seed=0").returncode == 0
+    assert array() == "0-1,3"
+    assert array("--set", "seed=0") == "0"
+    assert "1 run in runs/small, all complete" in array("--set", "seed=0", "--set", "method=fedproto")
+
+
+def test_submit_numbers_the_runs_as_its_elements_will_find_them(study, command, tmp_path):
+    """The file has another seed than the directory, whose study then has both."""
+    assert command("study", "run", study, "--set", "seed=0").returncode == 0
+    (tmp_path / study).write_text(STUDY.replace("seed = [0, 1]", "seed = [1]"))
+    script = command("study", "submit", study, "--dry-run").stdout
+    assert re.search("--array=(.*)", script)[1] == "1,3"
+    assert '--part "$SLURM_ARRAY_TASK_ID/4"' in script
+
+
+def test_submit_without_slurm_says_so(study, command, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = command("study", "submit", study)
+    assert result.returncode == 2
+    assert "no sbatch on the PATH" in result.stderr
+
+
+def test_complete_runs_of_other_data_are_no_part_of_the_study(tmp_path):
+    """As when real data are imported after a study was run on the stand-in."""
+    (tmp_path / "small.toml").write_text(STUDY)
+    paths = [planned.path for planned in read_study(tmp_path / "small.toml").plan(tmp_path)]
+    data = dict.fromkeys(paths, "the same")
+    states = {path: State(COMPLETE, fingerprint="the same") for path in paths}
+    refuse_other_data(tmp_path, states, data)
+    states[paths[2]] = State(COMPLETE, fingerprint="other")
+    with pytest.raises(UserError, match=rf"1 complete run in .* had other data than are there now, {paths[2]} for one"):
+        refuse_other_data(tmp_path, states, data)
