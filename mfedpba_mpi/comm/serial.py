@@ -37,7 +37,7 @@ class Comm:
         self.void = False  # whether this rank, or one it has heard of, has given the round up
         self.asked = ""  # on rank 0: the signal that a rank without clients has got
         self.where = "setting up"  # what this rank does, for others who wait for it
-        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     @property
     def is_server(self) -> bool:
@@ -128,11 +128,10 @@ class Comm:
         """Wait for all ranks at the end of the run, and let the spare ones go, with this exit code."""
 
     def _buffer(self, purpose: str, size: int) -> Tensor:
-        """A staging buffer, kept for the next round; pinned where messages come from a GPU."""
-        key = (purpose, size)
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(size, pin_memory=self.device.type == "cuda")
-        return self._buffers[key]
+        """A staging buffer, one for each purpose, that grows with the largest message; pinned where there is a GPU."""
+        if len(self._buffers.get(purpose, ())) < size:
+            self._buffers[purpose] = torch.empty(size, pin_memory=self.device.type == "cuda")
+        return self._buffers[purpose][:size] if size else torch.empty(0)
 
     def _pack(self, messages: Mapping[int, Message], layouts: Layouts, flat: Tensor) -> None:
         flat[0] = self.void
