@@ -23,7 +23,7 @@ from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config.run_config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
 from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.engine.observers import End, Round, Start
+from mfedpba_mpi.engine.observers import Observer, Round, Start
 from mfedpba_mpi.engine.round import Federation
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.run_log import RunLog
@@ -31,7 +31,7 @@ from mfedpba_mpi.records.run_log import RunLog
 ROUNDS = 5
 
 
-class Keeper:
+class Keeper(Observer):
     """Keeps what observers are told, and when."""
 
     def start(self, start: Start) -> None:
@@ -40,9 +40,6 @@ class Keeper:
     def round(self, result: Round) -> None:
         self.rounds.append(result)
         self.times.append(time.perf_counter())
-
-    def warn(self, words: str) -> None: ...
-    def end(self, end: End) -> None: ...
 
 
 @contextmanager

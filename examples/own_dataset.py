@@ -11,8 +11,7 @@ the same.
 import numpy as np
 from sklearn.datasets import load_digits
 
-from mfedpba_mpi import RunConfig, simulate
-from mfedpba_mpi.data.catalog import Dataset, Modality, register_dataset
+from mfedpba_mpi import Dataset, Modality, RunConfig, register_dataset, simulate
 
 DIGITS = Dataset(
     "digits", samples=1797, classes=10, note="scikit-learn's handwritten digits in three parts",

@@ -12,10 +12,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from mfedpba_mpi import Modality, register_extractor
 from mfedpba_mpi.cli.main import main
-from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.models.extractors import register
 from mfedpba_mpi.models.inputs import SparseRows
 
 
@@ -38,7 +37,7 @@ def gated(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
     return nn.Sequential(*(Gate(a, b) for a, b in pairwise(widths)), nn.Linear(widths[-1], d))
 
 
-register("Gated", "ILAT", gated)  # for modalities of all types: image, language, audio, time series
+register_extractor("Gated", "ILAT", gated)  # for modalities of all types: image, language, audio, time series
 
 if __name__ == "__main__":
     main()

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from mfedpba_mpi import Layout, Method, Parameters, Server, option, register_method
 from mfedpba_mpi.cli.main import main
-from mfedpba_mpi.comm.layout import Layout, Message
-from mfedpba_mpi.config.fields import option
-from mfedpba_mpi.methods.base import Method, Problem, Server
+from mfedpba_mpi.comm.layout import Message
+from mfedpba_mpi.methods.base import Problem
 from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
-from mfedpba_mpi.methods.params import Parameters, register
 from mfedpba_mpi.methods.training import HeadLoss
 
 
@@ -76,7 +75,7 @@ class HeadAvgMethod(Method):
         return Layout(head_shapes(self.problem))
 
 
-register(HeadAvg, HeadAvgMethod)
+register_method(HeadAvg, HeadAvgMethod)
 
 if __name__ == "__main__":
     main()

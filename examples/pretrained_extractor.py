@@ -15,11 +15,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from mfedpba_mpi import RunConfig, simulate
-from mfedpba_mpi.data.catalog import Dataset, Modality
-from mfedpba_mpi.data.store import write_store
+from mfedpba_mpi import Dataset, Modality, RunConfig, register_extractor, simulate, write_store
 from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.models.extractors import register
 from mfedpba_mpi.models.inputs import standardise
 
 STORE, WEIGHTS = Path("data/halves.h5"), Path("data/encoder.pt")
@@ -50,7 +47,7 @@ def pretrained(architecture: Architecture, modality: Modality, d: int) -> nn.Mod
     return nn.Sequential(trunk.requires_grad_(False), nn.Linear(64, d))
 
 
-register("Pretrained", "I", pretrained)  # for modalities of type image; drawn where `families` names it
+register_extractor("Pretrained", "I", pretrained)  # for modalities of type image; drawn where `families` names it
 
 if __name__ == "__main__":
     digits = load_digits()

@@ -1,33 +1,54 @@
-"""mfedpba-mpi: multimodal federated learning with prototype-guided bilateral alignment, simulated with MPI."""
+"""MPI simulator of multimodal federated learning with prototype-guided bilateral alignment (MFedPBA) and its baselines.
+
+What is in `__all__` is public; it is imported when it is asked for, so that the command line starts quickly.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mfedpba_mpi.comm.layout import Layout
+    from mfedpba_mpi.config.fields import option
     from mfedpba_mpi.config.run_config import RunConfig
+    from mfedpba_mpi.data.catalog import Dataset, Modality, register_dataset
     from mfedpba_mpi.data.partition import Partition
+    from mfedpba_mpi.data.store import write_store
     from mfedpba_mpi.engine.api import simulate
+    from mfedpba_mpi.engine.monitors import EarlyStopping, JsonLines, PrintProgress
+    from mfedpba_mpi.engine.observers import Observer
     from mfedpba_mpi.engine.trained import load_clients
+    from mfedpba_mpi.methods.base import Client, Method, Server
+    from mfedpba_mpi.methods.params import Parameters
+    from mfedpba_mpi.methods.params import register as register_method
+    from mfedpba_mpi.models.extractors import register as register_extractor
     from mfedpba_mpi.records.run import Run, load_run
 
 __version__ = "0.1.0"
-__all__ = ["Partition", "Run", "RunConfig", "__version__", "load_clients", "load_run", "simulate"]
 
 _HOMES = {
-    "Partition": "data.partition",
-    "Run": "records.run",
-    "RunConfig": "config.run_config",
-    "load_clients": "engine.trained",
-    "load_run": "records.run",
-    "simulate": "engine.api",
-}
+    # to run and to read
+    "RunConfig": "config.run_config", "simulate": "engine.api", "load_run": "records.run", "Run": "records.run",
+    "load_clients": "engine.trained", "Partition": "data.partition",
+    # to watch
+    "Observer": "engine.observers", "EarlyStopping": "engine.monitors", "JsonLines": "engine.monitors",
+    "PrintProgress": "engine.monitors",
+    # to add methods, networks and data
+    "Method": "methods.base", "Client": "methods.base", "Server": "methods.base", "Layout": "comm.layout",
+    "Parameters": "methods.params", "option": "config.fields", "register_method": "methods.params:register",
+    "register_extractor": "models.extractors:register", "Dataset": "data.catalog", "Modality": "data.catalog",
+    "register_dataset": "data.catalog", "write_store": "data.store",
+}  # fmt: skip
+__all__ = [
+    "Client", "Dataset", "EarlyStopping", "JsonLines", "Layout", "Method", "Modality", "Observer", "Parameters",
+    "Partition", "PrintProgress", "Run", "RunConfig", "Server", "__version__", "load_clients", "load_run", "option",
+    "register_dataset", "register_extractor", "register_method", "simulate", "write_store",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that ``mfedpba-mpi --help`` stays quick."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'mfedpba_mpi' has no attribute '{name}'")
-    from importlib import import_module
-
-    return getattr(import_module(f"mfedpba_mpi.{_HOMES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), attribute or name)

@@ -46,6 +46,10 @@ class Ended(RunError):
         self.status, self.exit_code = status, exit_code
 
 
+class EndedByObserver(Ended):
+    """An observer has ended the run in good order, which is no failure (exit code 0); it can be resumed."""
+
+
 def describe_error(error: BaseException) -> str:
     """One line: where (innermost first on the error, outermost first here), what."""
     if isinstance(error, (RankFailed, RunError)):

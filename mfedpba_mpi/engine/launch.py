@@ -6,6 +6,7 @@ import faulthandler
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,19 +131,13 @@ def launch(
         words = f"{PROGRAM}: told to stop; go on with `mpirun -n {size} {resume_command(directory, data_dir)}`"
     stop = Stop(words)
     stop.listen()
-    init_mpi(fault_tolerance.timeout)
-    if size > 1 and rank > config.clients:
-        from mfedpba_mpi.comm.waiting import leave, wait_as_spare
-
-        code = wait_as_spare(config.clients + 1, stop)
-        if code:
-            leave(code)
-        return
     if size == 1 and fault_tolerance.on_failure == "continue":
         raise UserError(
             "on-failure: one process has no other to go on; start several with `mpirun --with-ft ulfm -n N`"
         )
-    comm = make_comm(config.clients, fault_tolerance)
+    comm = join_ranks(config.clients, fault_tolerance, stop)
+    if comm is None:
+        return
     from mfedpba_mpi.engine.progress import Screen
 
     run_rank(
@@ -155,6 +150,20 @@ def launch(
         stop,
         resume,
     )
+
+
+def join_ranks(clients: int, fault_tolerance: FaultTolerance, stop: Stop) -> Comm | None:
+    """The communicator of a run with so many clients; None on a rank that was not needed, after the run has ended."""
+    rank, size = launcher_rank_and_size()
+    init_mpi(fault_tolerance.timeout)
+    if size > 1 and rank > clients:
+        from mfedpba_mpi.comm.waiting import leave, wait_as_spare
+
+        code = wait_as_spare(clients + 1, stop)
+        if code:
+            leave(code)
+        return None
+    return make_comm(clients, fault_tolerance)
 
 
 def init_mpi(timeout: float) -> None:
@@ -180,9 +189,12 @@ def make_comm(clients: int, fault_tolerance: FaultTolerance) -> Comm:
 
 def run_rank(
     config: RunConfig, data_dir: Path, directory: Path, comm: Comm, screen: Screen | None,
-    fault_tolerance: FaultTolerance, stop: Stop, resume: bool,
+    fault_tolerance: FaultTolerance, stop: Stop, resume: bool, others: Sequence[Observer] = (),
 ) -> None:  # fmt: skip
-    """A rank's part of a run, with its log, its checkpoints and its lock; what ends it early is in the log."""
+    """A rank's part of a run, with its log, its checkpoints and its lock; what ends it early is in the log.
+
+    `others` are observers beside the log and the screen.
+    """
     from mfedpba_mpi.engine.loop import run_rounds
     from mfedpba_mpi.records.checkpoint import Checkpoints
     from mfedpba_mpi.records.lock import locked
@@ -196,7 +208,7 @@ def run_rank(
         resume,
     )
     log = RunLog(directory)
-    observers: list[Observer] = [log, screen] if screen else [log]
+    observers: list[Observer] = [log, *([screen] if screen else []), *others]
     with ExitStack() as stack:
         if comm.is_server:
             stack.enter_context(locked(directory))

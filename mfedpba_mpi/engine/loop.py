@@ -20,12 +20,21 @@ from mfedpba_mpi.comm.devices import cpu_kind, set_up
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.shards import read_clients
-from mfedpba_mpi.engine.observers import Observer, Start
+from mfedpba_mpi.engine.observers import Observer, Round, Start
 from mfedpba_mpi.engine.resume import StoredRun, find_run, resume_command
 from mfedpba_mpi.engine.round import Federation, RoundStatus
 from mfedpba_mpi.engine.setup import cost, prepare
 from mfedpba_mpi.engine.signals import EXIT_INTERRUPTED, Stop
-from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, Ended, RankLost, UserError, describe_error
+from mfedpba_mpi.errors import (
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    Ended,
+    EndedByObserver,
+    RankLost,
+    UserError,
+    describe_error,
+)
 from mfedpba_mpi.methods.base import Problem
 from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
@@ -103,25 +112,29 @@ def _run_rounds(
         observer.start(start)
 
     comm.barrier()
+    ended_by = ""
     for t in range(federation.finished + 1, config.rounds + 1):
         result, round_status = federation.round(t)
+        if not round_status & RoundStatus.VOID:
+            ended_by = _tell([observer for observer in watching if observer.decides], result)
+            round_status |= RoundStatus.ENOUGH if ended_by else 0
         if checkpoints and (t == config.rounds or checkpoints.due(t)):
             round_status |= RoundStatus.SAVE
         round_status = RoundStatus(comm.agree(round_status))  # rank 0's
         if not round_status & RoundStatus.VOID:
-            for observer in watching:
-                observer.round(result)
+            _tell([observer for observer in watching if not observer.decides], result)  # the others go on meanwhile
             federation.finished = t
             if checkpoints:
                 federation.take_snapshot()
-        stopping = round_status & RoundStatus.VOID or (round_status & RoundStatus.STOP and t < config.rounds)
+        early = round_status & (RoundStatus.STOP | RoundStatus.ENOUGH) and t < config.rounds
+        stopping = round_status & RoundStatus.VOID or early
         if checkpoints and federation.snapshot and (round_status & RoundStatus.SAVE or stopping):
             comm.where = f"the checkpoint of round {federation.finished}"
             before = time.perf_counter()
             checkpoints.write(comm, federation.snapshot, config, about)
             federation.saving = time.perf_counter() - before
         if stopping:
-            raise _end(comm, federation, round_status, checkpoints, data_dir) from federation.failure
+            raise _end(comm, federation, round_status, checkpoints, data_dir, ended_by) from federation.failure
     end = federation.end()
     for observer in watching:
         observer.end(end)
@@ -142,6 +155,12 @@ def build(problem: Problem, shards: Path, comm: Comm, stop: Stop, saved: Saved |
     with seeded(config.seed, "new server"):
         server = method.server(comm.device) if comm.is_server else None
     return Federation(config, comm, method, clients, server, stop, saved)
+
+
+def _tell(watching: Sequence[Observer], result: Round) -> str:
+    """Tell the observers of a round; why it is to be the last, if one of them says so."""
+    answers = {type(observer).__name__: observer.round(result) for observer in watching}
+    return "; ".join(f"{name}: {reason}" for name, reason in answers.items() if reason)
 
 
 def _warn(watching: Sequence[Observer], words: str) -> None:
@@ -176,14 +195,17 @@ def _find(
 
 
 def _end(
-    comm: Comm, federation: Federation, round_status: RoundStatus, checkpoints: Checkpoints | None, data_dir: Path
-) -> Ended:
+    comm: Comm, federation: Federation, round_status: RoundStatus, checkpoints: Checkpoints | None, data_dir: Path,
+    ended_by: str,
+) -> Ended:  # fmt: skip
     """How all ranks end after `round_status`."""
     if round_status & RoundStatus.FAILED:
         error = federation.failure
         where = f"rank {comm.rank}, " if comm.size > 1 else ""
         reasons = comm.collect(where + describe_error(error) if error else "")
         return Ended(FAILED, "; ".join(filter(None, reasons)), 1)
+    if round_status & RoundStatus.ENOUGH and not round_status & RoundStatus.STOP:
+        return EndedByObserver(INTERRUPTED, f"ended after round {federation.finished} by {ended_by}", 0)
     asked = sorted({reason for reason in comm.collect(federation.asked) if reason})
     hint = f"; go on with `{resume_command(checkpoints.run, data_dir)}`" if checkpoints else ""
     reason = f"stopped by {' and '.join(asked)} after round {federation.finished}{hint}"

@@ -1,11 +1,11 @@
-"""What those who watch a run are told: before the first round, after each, and at the end."""
+"""Observers: what they are told of a run, before the first round, after each, and at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -53,10 +53,23 @@ class End:
     server: Message  # what else of its state is shown
 
 
-class Observer(Protocol):
-    """Someone on rank 0 who watches: the log, the screen."""
+class Observer:
+    """Is told of a run, on rank 0 only; the log and the screen are observers. Subclass it and override what you need.
 
-    def start(self, start: Start) -> None: ...
-    def round(self, result: Round) -> None: ...
-    def warn(self, words: str) -> None: ...
-    def end(self, end: End) -> None: ...
+    An exception ends the run as failed. Where `round` never ends a run, `decides = False` lets the other ranks go on to
+    the next round meanwhile.
+    """
+
+    decides: ClassVar[bool] = True
+
+    def start(self, start: Start) -> None:
+        """Before the first round, or the first after a resume."""
+
+    def round(self, result: Round) -> str | None:
+        """After a round; a reason to end the run here, in good order, or None. It can be resumed."""
+
+    def warn(self, words: str) -> None:
+        """Something is not as it should be, but the run goes on; warnings of a round are in its `Round`."""
+
+    def end(self, end: End) -> None:
+        """After the last round; not told of a run that ends early."""

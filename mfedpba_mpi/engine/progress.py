@@ -16,7 +16,7 @@ from mfedpba_mpi.cli.console import bytes_of, console, count, table
 from mfedpba_mpi.comm.launcher import started_by_mpirun
 from mfedpba_mpi.config.fields import fields_of, toml
 from mfedpba_mpi.config.run_config import RunConfig
-from mfedpba_mpi.engine.observers import End, Round, Start
+from mfedpba_mpi.engine.observers import End, Observer, Round, Start
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import LOG_NAME, Run, load_run
@@ -29,7 +29,7 @@ _SAID = {
 _QUIET_SECONDS = 15.0  # between two lines where there is no bar
 
 
-class Screen:
+class Screen(Observer):
     """The observer that people look at.
 
     Parameters
@@ -38,6 +38,8 @@ class Screen:
     spare : how many ranks have nothing to do.
     brief : no table at the end.
     """
+
+    decides = False
 
     def __init__(self, directory: Path, spare: int = 0, brief: bool = False):
         self.directory, self.spare, self.brief = directory, spare, brief

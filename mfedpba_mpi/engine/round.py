@@ -46,6 +46,7 @@ class RoundStatus(IntFlag):
     VOID = 2  # somebody has given the round up
     FAILED = 4  # that was because of an error
     SAVE = 8  # a checkpoint is due
+    ENOUGH = 16  # an observer ends the run here
 
 
 @contextmanager

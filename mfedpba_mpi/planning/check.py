@@ -33,7 +33,7 @@ from mfedpba_mpi.config.run_config import RunConfig, fit_to_data
 from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.engine.launch import FaultTolerance, init_mpi, make_comm
 from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.engine.observers import End, Round, Start
+from mfedpba_mpi.engine.observers import End, Observer
 from mfedpba_mpi.errors import PROGRAM, RunError, UserError
 from mfedpba_mpi.methods.params import METHODS
 
@@ -42,14 +42,10 @@ FLOATS, REPEATS = 30_000, 50  # of a message, and how often it goes to and fro
 Facts = Mapping[str, Any]  # of a rank
 
 
-class Digests:
+class Digests(Observer):
     """An observer that keeps the digests of all clients and of the server at the end of a run."""
 
     found: tuple[str, ...] = ()
-
-    def start(self, start: Start) -> None: ...
-    def round(self, result: Round) -> None: ...
-    def warn(self, words: str) -> None: ...
 
     def end(self, end: End) -> None:
         self.found = (*end.sha256, end.server_sha256)

@@ -57,7 +57,7 @@ import torch
 
 from mfedpba_mpi import __version__, plugins
 from mfedpba_mpi.data.sealed import open_image, seal
-from mfedpba_mpi.engine.observers import End, Round, Start
+from mfedpba_mpi.engine.observers import End, Observer, Round, Start
 from mfedpba_mpi.errors import COMPLETE, RUNNING, RunError
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.records.run import LOG_NAME
@@ -68,8 +68,10 @@ _FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "serv
 IN_FINAL = ("client_sha256", "E", "E_client", "E_modality", "I", "predicted", "predicted_items", "test_labels")
 
 
-class RunLog:
+class RunLog(Observer):
     """The observer that writes ``OUT/run.h5``."""
+
+    decides = False
 
     def __init__(self, directory: Path):
         self.path = directory / LOG_NAME

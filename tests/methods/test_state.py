@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mfedpba_mpi import load_run
+from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.layout import Layout
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.engine.loop import run_rounds
@@ -201,14 +201,13 @@ def test_undeclared_changes_are_found(name, change):
     assert watch.changes() == [f"{__name__}.COMMON"]
 
 
-class Warnings:
+class Warnings(Observer):
     """An observer that keeps warnings."""
+
+    decides = False
 
     def __init__(self):
         self.said = []
-
-    def start(self, start): ...
-    def end(self, end): ...
 
     def round(self, result: Round):
         self.said += result.warnings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mfedpba_mpi import load_run
+from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.signals import SIGNALS, Stop
@@ -132,7 +132,7 @@ def test_two_generations_are_kept_and_each_carries_the_log_of_its_rounds(saved):
 
 @pytest.mark.parametrize(("keep", "left"), [("last", ["round-00000003"]), ("none", [])])
 def test_a_complete_run_keeps_only_what_it_is_told_to(tiny, tmp_path, keep, left):
-    class Look:
+    class Look(Observer):
         """Sees which checkpoints there are at the time at which the log says complete."""
 
         def end(self, end):
@@ -141,8 +141,6 @@ def test_a_complete_run_keeps_only_what_it_is_told_to(tiny, tmp_path, keep, left
 
         def start(self, start):
             (tmp_path / "run/checkpoints/.round-00000001.part").mkdir(parents=True)
-
-        def round(self, result): ...
 
     (tmp_path / "run").mkdir()
     look, checkpoints = Look(), Checkpoints(tmp_path / "run", every=1, keep=keep)

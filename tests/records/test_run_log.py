@@ -11,20 +11,17 @@ import h5py
 import numpy as np
 import pytest
 
-from mfedpba_mpi import load_run
+from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.records.run_log import RunLog
 
 
-class Watcher:
-    """An observer that does nothing; tests override what they need."""
+class Watcher(Observer):
+    """An observer that is told after the log."""
 
-    def start(self, start): ...
-    def round(self, result): ...
-    def warn(self, words): ...
-    def end(self, end): ...
+    decides = False
 
 
 def test_the_log_can_be_read_while_it_grows(tiny, tmp_path):

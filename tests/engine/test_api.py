@@ -3,11 +3,12 @@
 import dataclasses
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
 
-from mfedpba_mpi import RunConfig, load_run, simulate
+from mfedpba_mpi import Observer, RunConfig, load_run, simulate
 from mfedpba_mpi.errors import UserError
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
@@ -95,3 +96,77 @@ def test_a_configuration_without_the_dataset_s_settings_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"RunConfig\.of"):
         simulate({"dataset": "mfeat"}, tmp_path / "out")
     assert torch.get_num_threads() == 1
+
+
+SCRIPT = """
+from mfedpba_mpi import Observer, RunConfig, simulate
+
+class Enough(Observer):
+    def round(self, result):
+        return "that is enough" if result.t == {last} else None
+
+for seed in (0, 1):
+    config = RunConfig.of(**{settings!r}, seed=seed)
+    run = simulate(config, f"{out}-{{seed}}", "data", quiet=True, observers=[Enough()])
+    if run:
+        print(run.status, len(run.rounds["tested"]), run.final.get("server_sha256"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_one_script_runs_alone_and_under_mpirun(ranks, tmp_path):
+    """Twice in a row, with as many ranks as it takes or more, to its end and to the end that an observer makes."""
+    settings = SETTINGS | {"rounds": 3, "clients": 3}
+    expected = [simulate(RunConfig.of(**settings, seed=seed), tmp_path / f"here-{seed}", tmp_path / "data", quiet=True)
+                for seed in (0, 1)]  # fmt: skip
+    launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+    for out, last, said in (
+        ("whole", 0, [f"complete 3 {run.final['server_sha256']}" for run in expected]),
+        ("ended", 2, ["interrupted 2 None"] * 2),
+    ):
+        script = tmp_path / f"{out}.py"
+        script.write_text(SCRIPT.format(settings=settings, out=out, last=last))
+        line = [*launcher, sys.executable, "-m", "mpi4py", script.name]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == said
+
+
+def test_an_error_on_one_rank_ends_a_script_on_all(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from mfedpba_mpi import Observer, RunConfig, simulate
+
+class Careless(Observer):
+    def round(self, result):
+        1 / 0
+
+simulate(RunConfig.of(**{SETTINGS!r}, clients=3), "out", "data", quiet=True, observers=[Careless()])
+""")
+    line = ["mpirun", "-n", "3", sys.executable, script.name]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert load_run(tmp_path / "out").status == "failed"
+
+
+def test_a_run_that_an_observer_has_ended_is_resumed_to_the_same_bits(config, tmp_path):
+    class Enough(Observer):
+        told: ClassVar[list[str]] = []
+
+        def start(self, start):
+            self.told.append(f"start after {start.finished}")
+
+        def round(self, result):
+            self.told.append(f"round {result.t}")
+            return "enough" if result.t == 1 else None
+
+        def end(self, end):
+            self.told.append("end")
+
+    ended = simulate(config, tmp_path / "out", tmp_path / "data", quiet=True, observers=[Enough()])
+    assert (ended.status, ended.attributes["reason"]) == ("interrupted", "ended after round 1 by Enough: enough")
+    resumed = simulate(config, tmp_path / "out", resume=True, quiet=True, observers=[Enough()])
+    whole = simulate(config, tmp_path / "whole", tmp_path / "data", quiet=True)
+    assert resumed.final["client_sha256"] == whole.final["client_sha256"]
+    assert Enough.told == ["start after 0", "round 1", "start after 1", "round 2", "end"]
