@@ -1,4 +1,4 @@
-"""A method of your own: clients share their classifiers, and the server moves the common one towards their mean.
+"""A method of your own: clients share their classifiers, and the server moves the global one towards their mean.
 
 mfedpba-mpi --plugin examples/own_method.py --dataset mfeat --method headavg --rounds 20 --set headavg.weighted=true
 
@@ -7,50 +7,36 @@ mfedpba-mpi --plugin examples/own_method.py --dataset mfeat --method headavg --r
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from mfedpba_mpi import Layout, Method, Parameters, Server, option, register_method
+from mfedpba_mpi import HeadMethod, HeadServer, Parameters, average_heads, option, register_method
 from mfedpba_mpi.cli.main import main
 from mfedpba_mpi.comm.layout import Message
-from mfedpba_mpi.methods.base import Problem
-from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
-from mfedpba_mpi.methods.training import HeadLoss
 
 
 @dataclass(frozen=True)
 class HeadAvg(Parameters):
-    """Clients share nothing but their classifiers; the common one moves towards the mean, with momentum."""
+    """Clients share nothing but their classifiers; the global one moves towards the mean, with momentum."""
 
     label = "HeadAvg"
 
-    weighted: bool = option(False, "clients count by their training samples")
+    weighted: bool = option(False, "weight clients by their training samples")
     momentum: float = option(0.5, "momentum of the server's steps towards the mean", low=0, high=1)
 
 
-class HeadAvgClient(HeadClient):
-    """Takes the common classifier, trains with cross-entropy, and sends its own back."""
+class HeadAvgServer(HeadServer):
+    """v <- momentum v + (sum_k w_k h_k - h), h <- h + v, over the round's participants."""
 
-    def update(self, t: int, phase: int, inbox: Message) -> Message:
-        set_head(self.model.classifier, inbox)
-        self.train(t, lambda epoch: HeadLoss(self, epoch))
-        return head_message(self.model.classifier)
+    persistent = ("head", "velocity")  # what later rounds depend on: saved in checkpoints, restored on resume
 
-
-class HeadAvgServer(Server):
-    """v <- momentum v + (sum_k w_k h_k - h), h <- h + v, over those who took part."""
-
-    persistent = ("head", "velocity")  # what later rounds depend on: checkpoints hold it, a resumed run gets it back
-
-    def __init__(self, problem: Problem, device: torch.device):
-        super().__init__(problem, device)
-        self.head = head_message(draw_head(problem, device))
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.head = dict(self.first_message())
         self.velocity = {name: torch.zeros_like(value) for name, value in self.head.items()}
 
-    def first_message(self) -> Message:
-        return self.head
-
-    def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
+    def aggregate(self, t: int, uploads: Mapping[int, Message]) -> Message:
         samples = [self.problem.clients[k].n_train if self.params.weighted else 1 for k in uploads]
         weights = torch.tensor(samples, dtype=torch.float32, device=self.device)
         for name, mean in average_heads(uploads, weights / weights.sum()).items():
@@ -59,20 +45,10 @@ class HeadAvgServer(Server):
         return self.head
 
 
-class HeadAvgMethod(Method):
-    """A classifier up, one down."""
+class HeadAvgMethod(HeadMethod):
+    """A classifier up, one down; the client is the usual one, with cross-entropy."""
 
-    client_class = HeadAvgClient
     server_class = HeadAvgServer
-
-    def first(self) -> Layout:
-        return Layout(head_shapes(self.problem))
-
-    def upload(self, t: int, phase: int, k: int) -> Layout:
-        return Layout(head_shapes(self.problem))
-
-    def reply(self, t: int, phase: int, k: int) -> Layout:
-        return Layout(head_shapes(self.problem))
 
 
 register_method(HeadAvg, HeadAvgMethod)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from mfedpba_mpi.engine.observers import Observer
     from mfedpba_mpi.engine.trained import load_clients
     from mfedpba_mpi.methods.base import Client, Method, Server
+    from mfedpba_mpi.methods.heads import HeadClient, HeadMethod, HeadServer, average_heads
     from mfedpba_mpi.methods.params import Parameters
     from mfedpba_mpi.methods.params import register as register_method
+    from mfedpba_mpi.methods.training import AutogradLoss, HeadLoss
     from mfedpba_mpi.models.extractors import register as register_extractor
     from mfedpba_mpi.records.run import Run, load_run
 
@@ -36,14 +38,17 @@ _HOMES = {
     "PrintProgress": "engine.monitors",
     # to add methods, networks and data
     "Method": "methods.base", "Client": "methods.base", "Server": "methods.base", "Layout": "comm.layout",
+    "HeadMethod": "methods.heads", "HeadClient": "methods.heads", "HeadServer": "methods.heads",
+    "average_heads": "methods.heads", "HeadLoss": "methods.training", "AutogradLoss": "methods.training",
     "Parameters": "methods.params", "option": "config.fields", "register_method": "methods.params:register",
     "register_extractor": "models.extractors:register", "Dataset": "data.catalog", "Modality": "data.catalog",
     "register_dataset": "data.catalog", "write_store": "data.store",
 }  # fmt: skip
 __all__ = [
-    "Client", "Dataset", "EarlyStopping", "JsonLines", "Layout", "Method", "Modality", "Observer", "Parameters",
-    "Partition", "PrintProgress", "Run", "RunConfig", "Server", "__version__", "load_clients", "load_run", "option",
-    "register_dataset", "register_extractor", "register_method", "simulate", "write_store",
+    "AutogradLoss", "Client", "Dataset", "EarlyStopping", "HeadClient", "HeadLoss", "HeadMethod", "HeadServer",
+    "JsonLines", "Layout", "Method", "Modality", "Observer", "Parameters", "Partition", "PrintProgress", "Run",
+    "RunConfig", "Server", "__version__", "average_heads", "load_clients", "load_run", "option", "register_dataset",
+    "register_extractor", "register_method", "simulate", "write_store",
 ]  # fmt: skip
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 PROGRAM = "mfedpba-mpi"  # as it is called, and before every last word of it
 # The status of a run; one that waits has no log that says so.
 WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
@@ -48,6 +51,13 @@ class Ended(RunError):
 
 class EndedByObserver(Ended):
     """An observer has ended the run in good order, which is no failure (exit code 0); it can be resumed."""
+
+
+def check_finite(what: str, value: Any, fix: str) -> None:
+    """Raise a RunError where a number, or a tensor, is not finite."""
+    number = isinstance(value, float)
+    if not (math.isfinite(value) if number else value.isfinite().all()):
+        raise RunError(f"{what} is not finite{f' ({value})' if number else ''}; {fix}")
 
 
 def describe_error(error: BaseException) -> str:

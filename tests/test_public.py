@@ -3,9 +3,10 @@
 import mfedpba_mpi
 
 PUBLIC = {
-    "Client", "Dataset", "EarlyStopping", "JsonLines", "Layout", "Method", "Modality", "Observer", "Parameters",
-    "Partition", "PrintProgress", "Run", "RunConfig", "Server", "__version__", "load_clients", "load_run", "option",
-    "register_dataset", "register_extractor", "register_method", "simulate", "write_store",
+    "AutogradLoss", "Client", "Dataset", "EarlyStopping", "HeadClient", "HeadLoss", "HeadMethod", "HeadServer",
+    "JsonLines", "Layout", "Method", "Modality", "Observer", "Parameters", "Partition", "PrintProgress", "Run",
+    "RunConfig", "Server", "__version__", "average_heads", "load_clients", "load_run", "option", "register_dataset",
+    "register_extractor", "register_method", "simulate", "write_store",
 }  # fmt: skip
 
 

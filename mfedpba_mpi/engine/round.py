@@ -28,7 +28,7 @@ from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.engine.observers import End, Round
 from mfedpba_mpi.engine.signals import Interrupted, Stop
-from mfedpba_mpi.errors import RunError, UserError
+from mfedpba_mpi.errors import RunError, UserError, check_finite
 from mfedpba_mpi.methods.base import Client, Method, Server
 from mfedpba_mpi.methods.state import FORMS, Undeclared
 from mfedpba_mpi.records.checkpoint import Saved, Snapshot
@@ -249,8 +249,7 @@ class Federation:
                         with _left_alone(self.inbox[k]):
                             uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
                         for name, value in uploads[k].items():
-                            if not value.isfinite().all():
-                                raise RunError(f"client {k}, round {t}: its {name} is not finite; lower --lr")
+                            check_finite(f"client {k}, round {t}: its {name}", value, "lower --lr")
             return uploads
 
     def _evaluate(self, t: int, clock: Clock) -> dict[int, list[int]]:

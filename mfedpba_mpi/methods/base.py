@@ -23,7 +23,7 @@ from mfedpba_mpi.comm.layout import NOTHING, Layout, Message
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.errors import RunError, UserError
+from mfedpba_mpi.errors import UserError, check_finite
 from mfedpba_mpi.methods.state import Stateful
 from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
@@ -197,8 +197,7 @@ class Client(Stateful, ABC):
         self.losses = dict(zip(self.terms, means.tolist(), strict=True))
         self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
-            if not np.isfinite(value):
-                raise RunError(f"client {self.k}, round {t}: loss term {term} is not finite ({value}); lower --lr")
+            check_finite(f"client {self.k}, round {t}: loss term {term}", value, "lower --lr")
 
     def shares(self) -> Tensor:
         """(C,) bool: of which classes this client sends prototypes, see `Problem.shared`."""

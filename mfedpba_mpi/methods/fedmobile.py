@@ -43,10 +43,18 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Method, Problem, Server
+from mfedpba_mpi.errors import check_finite
+from mfedpba_mpi.methods.base import Problem, Server
 from mfedpba_mpi.methods.clustering import kmeans
-from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
+from mfedpba_mpi.methods.heads import (
+    HeadClient,
+    HeadMethod,
+    average_heads,
+    draw_head,
+    head_message,
+    head_shapes,
+    set_head,
+)
 from mfedpba_mpi.methods.params import FedMobile as Params
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator, seeded, torch_seed
@@ -262,8 +270,7 @@ class FedMobileServer(Server):
         set_head(self.head, average_heads(uploads, torch.tensor(a, device=self.device, dtype=torch.float32)))
         reply = self.first_message()
         for name, value in reply.items():
-            if not value.isfinite().all():
-                raise RunError(f"server, round {t}: reply {name} is not finite; lower --lr or generator_lr")
+            check_finite(f"server, round {t}: reply {name}", value, "lower --lr or generator_lr")
         return reply
 
     def _distil(self, t: int, W: Tensor, b: Tensor, owned: Tensor) -> None:
@@ -285,8 +292,7 @@ class FedMobileServer(Server):
             losses.append(loss.detach())
         self.taught[owned] = 1
         self.record["server_gen"] = value = torch.stack(losses).mean().item()
-        if not math.isfinite(value):
-            raise RunError(f"server, round {t}: the generator's loss is not finite ({value}); lower generator_lr")
+        check_finite(f"server, round {t}: the generator's loss", value, "lower generator_lr")
 
     def _descend(self, g: Tensor) -> None:
         """A step of SGD, or of Adam with PyTorch's constants, down the gradient g of all that is learned."""
@@ -310,7 +316,7 @@ class FedMobileServer(Server):
         return (phi / np.bincount(clusters))[clusters]
 
 
-class FedMobileMethod(Method):
+class FedMobileMethod(HeadMethod):
     """Up P_h + 1 floats, down P_h + P_G; the mask of taught modalities travels along."""
 
     client_class = FedMobileClient
@@ -322,9 +328,6 @@ class FedMobileMethod(Method):
     def first(self) -> Layout:
         payload = {**head_shapes(self.problem), **generator_shapes(self.problem, self.params)}
         return Layout(payload, {"taught": (self.problem.M,)})
-
-    def reply(self, t: int, phase: int, k: int) -> Layout:
-        return self.first()
 
 
 METHOD = FedMobileMethod

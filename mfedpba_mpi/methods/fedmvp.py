@@ -42,11 +42,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfedpba_mpi.comm.layout import Layout, Message
+from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.data.shards import ClientData
-from mfedpba_mpi.errors import RunError
-from mfedpba_mpi.methods.base import Method, Problem, Server
-from mfedpba_mpi.methods.heads import HeadClient, average_heads, draw_head, head_message, head_shapes, set_head
+from mfedpba_mpi.errors import check_finite
+from mfedpba_mpi.methods.base import Problem
+from mfedpba_mpi.methods.heads import HeadClient, HeadMethod, HeadServer, average_heads
 from mfedpba_mpi.methods.params import FedMVP as Params
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import seeded, torch_seed
@@ -88,11 +88,6 @@ class FedMVPClient(HeadClient):
         if self.params.alpha:  # only L_MCM trains A
             self.model.A = self.A
 
-    def update(self, t: int, phase: int, inbox: Message) -> Message:
-        set_head(self.model.classifier, inbox)
-        self.train(t, lambda epoch: self._client_loss(epoch, inbox))
-        return head_message(self.model.classifier)
-
     def predict(self, t: int, Z: Tensor, inbox: Message) -> Sequence[Tensor]:
         return [self.model.classifier(self._forward(Z, self._completion(inbox)).zJ).argmax(-1)]
 
@@ -107,15 +102,15 @@ class FedMVPClient(HeadClient):
             tokens = torch.cat([own, complete(own.sum(0))[None]])
         return Forward(own, tokens, self.joint(tokens.sum(0)))
 
-    def _client_loss(self, epoch: Epoch, h_G: Message) -> Loss:
+    def loss(self, epoch: Epoch, inbox: Message) -> Loss:
         """CE + alpha L_MCM + beta L_RAM."""
         alpha, beta = self.params.alpha, self.params.beta
-        complete = self._completion(h_G)
+        complete = self._completion(inbox)
         mcm_term = contrastive_term(self.A, self.params.temperature, min(self.config.batch_size, len(epoch.y)))
         targets = F.one_hot(epoch.y, self.problem.C).float()
         zero = torch.zeros((), device=self.device)
 
-        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
+        def batch_loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
             own, tokens, zJ = self._forward(Z, complete)
             logits = self.model.classifier(zJ)
             total = ce = cross_entropy(logits, epoch.y[rows])
@@ -132,7 +127,7 @@ class FedMVPClient(HeadClient):
                 total = total + beta * ram
             return total, [ce, mcm, ram]
 
-        return AutogradLoss(self, loss)
+        return AutogradLoss(self, batch_loss)
 
 
 def completion(h_G: Message, modalities: int) -> Completion:
@@ -196,8 +191,8 @@ def cka(H: Tensor) -> Tensor:
     return (G @ G.T).fill_diagonal_(1)
 
 
-class FedMVPServer(Server):
-    """Averages classifiers, those most like the others with the most weight; nothing persists over rounds."""
+class FedMVPServer(HeadServer):
+    """Averages classifiers, those most like the others with the most weight; keeps no state over rounds."""
 
     params: Params
 
@@ -206,32 +201,19 @@ class FedMVPServer(Server):
         draw = torch.Generator().manual_seed(torch_seed(problem.config.seed, "probes"))
         self.X = torch.randn(self.params.probes, problem.d, generator=draw).to(device)
 
-    def first_message(self) -> Message:
-        return head_message(draw_head(self.problem, self.device))
-
-    def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
+    def aggregate(self, t: int, uploads: Mapping[int, Message]) -> Message:
         W, b = (torch.stack([h_k[name] for h_k in uploads.values()]) for name in ("W", "b"))
         CKA = cka(self.X @ W.mT + b[:, None])
         self.record = {"server_cka": CKA.mean().item()}
-        if not CKA.isfinite().all():
-            raise RunError(f"server, round {t}: CKA of the classifiers is not finite; lower --lr")
+        check_finite(f"server, round {t}: CKA of the classifiers", CKA, "lower --lr")
         return average_heads(uploads, CKA.sum(1) / CKA.sum())
 
 
-class FedMVPMethod(Method):
-    """A classifier up and one down, P_h = C d + C floats each."""
+class FedMVPMethod(HeadMethod):
+    """A classifier up and one down, P_h floats each."""
 
     client_class = FedMVPClient
     server_class = FedMVPServer
-
-    def first(self) -> Layout:
-        return Layout(head_shapes(self.problem))
-
-    def upload(self, t: int, phase: int, k: int) -> Layout:
-        return self.first()
-
-    def reply(self, t: int, phase: int, k: int) -> Layout:
-        return self.first()
 
 
 METHOD = FedMVPMethod

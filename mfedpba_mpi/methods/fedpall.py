@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfedpba_mpi.comm.layout import Layout, Message
-from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.errors import check_finite
 from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
 from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
 from mfedpba_mpi.methods.params import FedPall as Params
@@ -266,8 +266,8 @@ class FedPallServer(Server):
                     total += share @ losses
                 steps += 1
         value = total.item() / max(steps, 1)
-        if not math.isfinite(value) or not all(bool(x.isfinite().all()) for x in parameters):
-            raise RunError(f"server, round {t}: L_{term} or what it trains is not finite ({value}); lower server_lr")
+        for x in (value, *parameters):
+            check_finite(f"server, round {t}: L_{term} or a parameter that it trains", x, "lower server_lr")
         return value
 
 

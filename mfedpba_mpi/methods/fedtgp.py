@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfedpba_mpi.comm.layout import Message
-from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.errors import check_finite
 from mfedpba_mpi.methods.base import Problem, Server
 from mfedpba_mpi.methods.fedproto import EXACT, FedProtoMethod, average_prototypes
 from mfedpba_mpi.methods.params import FedTGP as Params
@@ -133,8 +133,7 @@ class FedTGPServer(Server):
                 self.network.step(p_j, hot_j, margin_j, self.lr)
         D = torch.cdist(p, self.network(), compute_mode=EXACT) + margin
         loss = F.cross_entropy(-D, y).item()
-        if not math.isfinite(loss):
-            raise RunError(f"server, round {t}: L_tgp is not finite ({loss}); lower server_lr")
+        check_finite(f"server, round {t}: L_tgp", loss, "lower server_lr")
         return loss
 
 

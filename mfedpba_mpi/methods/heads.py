@@ -1,20 +1,26 @@
-"""Classifiers as messages, for the methods that average them: W (C, d) and b (C,), P_h = C d + C floats."""
+"""Methods whose clients exchange classifiers ("heads"): W (C, d) and b (C,), P_h = C d + C floats up and down.
+
+`HeadMethod` with `HeadClient` and `HeadServer` is the plain case, cross-entropy and the mean over clients; a method of
+this kind overrides `HeadClient.loss` or `HeadServer.aggregate` (see `fedmvp.py` and `examples/own_method.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mfedpba_mpi.comm.layout import Message
-from mfedpba_mpi.methods.base import Client, Problem
+from mfedpba_mpi.comm.layout import Layout, Message
+from mfedpba_mpi.methods.base import Client, Method, Problem, Server
+from mfedpba_mpi.methods.training import Epoch, HeadLoss, Loss
 from mfedpba_mpi.rng import seeded
 
 
-def head_shapes(problem: Problem, *leading: int) -> dict[str, tuple[int, ...]]:
-    """The layout of a classifier, or of several stacked ones."""
-    return {"W": (*leading, problem.C, problem.d), "b": (*leading, problem.C)}
+def head_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """The shapes of a classifier's message."""
+    return {"W": (problem.C, problem.d), "b": (problem.C,)}
 
 
 def head_message(classifier: nn.Linear) -> dict[str, Tensor]:
@@ -24,20 +30,13 @@ def head_message(classifier: nn.Linear) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def set_head(classifier: nn.Linear, message: Message) -> None:
-    """Take over the parameters of a message."""
+    """Set a classifier's parameters from a message."""
     classifier.weight.copy_(message["W"])
     classifier.bias.copy_(message["b"])
 
 
-class HeadClient(Client):
-    """A client whose classifier is the common one from the start, also before its first round."""
-
-    def begin(self, inbox: Message) -> None:
-        set_head(self.model.classifier, inbox)
-
-
 def draw_head(problem: Problem, device: torch.device) -> nn.Linear:
-    """The common start of a run, drawn as PyTorch draws a Linear layer."""
+    """The initial global classifier of a run, drawn as PyTorch draws a Linear layer."""
     with seeded(problem.config.seed, "head"):
         return nn.Linear(problem.d, problem.C).to(device)
 
@@ -47,3 +46,50 @@ def average_heads(heads: Mapping[int, Message], weights: Tensor) -> dict[str, Te
     return {
         name: torch.einsum("k,k...->...", weights, torch.stack([heads[k][name] for k in heads])) for name in ("W", "b")
     }
+
+
+class HeadClient(Client):
+    """Starts every round from the global classifier, trains, and uploads its own."""
+
+    def begin(self, inbox: Message) -> None:
+        set_head(self.model.classifier, inbox)
+
+    def update(self, t: int, phase: int, inbox: Message) -> Message:
+        set_head(self.model.classifier, inbox)
+        self.train(t, lambda epoch: self.loss(epoch, inbox))
+        return head_message(self.model.classifier)
+
+    def loss(self, epoch: Epoch, inbox: Message) -> Loss:
+        """The loss of an epoch; cross-entropy unless overridden."""
+        return HeadLoss(self, epoch)
+
+
+class HeadServer(Server):
+    """Sends the initial classifier before round 1, and an aggregate of the clients' classifiers in every round."""
+
+    def first_message(self) -> Message:
+        return head_message(draw_head(self.problem, self.device))
+
+    def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
+        return self.aggregate(t, uploads)
+
+    def aggregate(self, t: int, uploads: Mapping[int, Message]) -> Message:
+        """h_G = sum_k w_k h_k, w_k ~ n_k (training samples) unless overridden; `uploads` are those of round t."""
+        n = torch.tensor([self.problem.clients[k].n_train for k in uploads], dtype=torch.float32, device=self.device)
+        return average_heads(uploads, n / n.sum())
+
+
+class HeadMethod(Method):
+    """A classifier up and one down, P_h = C d + C floats each."""
+
+    client_class: ClassVar[type[Client]] = HeadClient
+    server_class: ClassVar[type[Server] | None] = HeadServer
+
+    def first(self) -> Layout:
+        return Layout(head_shapes(self.problem))
+
+    def upload(self, t: int, phase: int, k: int) -> Layout:
+        return self.first()
+
+    def reply(self, t: int, phase: int, k: int) -> Layout:
+        return self.first()

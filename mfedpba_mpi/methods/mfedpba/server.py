@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.comm.layout import Message
-from mfedpba_mpi.errors import RunError
+from mfedpba_mpi.errors import check_finite
 from mfedpba_mpi.methods.base import Problem, Server
 from mfedpba_mpi.methods.mfedpba.autoencoder import PrototypeAutoencoder, PrototypeBatch
 from mfedpba_mpi.methods.mfedpba.gromov import StructureAlignment
@@ -56,8 +56,7 @@ class MFedPBAServer(Server):
             self._note_plans(*map(torch.stack, zip(*solves, strict=True)))
         with torch.no_grad():
             P_G = batch.average(self.autoencoder(batch.E))
-        if not P_G.isfinite().all():
-            raise RunError(f"server, round {t}: global prototypes P_G are not finite; lower server_lr")
+        check_finite(f"server, round {t}: P_G", P_G, "lower server_lr")
         return {"P_G": P_G, "I_G": I_G, "P_present": batch.present, "I_present": I_present}
 
     def _optimise(self, t: int, s: int, batch: PrototypeBatch, uploads: int, I_G: Tensor) -> tuple[Tensor, ...]:
@@ -76,8 +75,7 @@ class MFedPBAServer(Server):
         for name in terms:
             value = losses[name].item() if name in losses else 0.0
             self.record[f"server_{name}"] = value
-            if not math.isfinite(value):
-                raise RunError(f"server, round {t}, step {s + 1}: L_{name} is not finite ({value}); lower server_lr")
+            check_finite(f"server, round {t}, step {s + 1}: L_{name}", value, "lower server_lr")
         solve = (self.alignment.residual, self.alignment.iterations) if "align" in losses else ()
         total = sum(losses.values())
         if not isinstance(total, Tensor) or not total.requires_grad:
