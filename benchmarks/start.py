@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Case, interleaved
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import fit_to_data, make_config
 from mfedpba_mpi.data.sources import describe, open_dataset
 from mfedpba_mpi.engine.loop import run_rounds
@@ -74,7 +74,7 @@ def run() -> Iterator[Case]:
         yield Case("start", "youtube", interleaved(calls, repeats=3))
         keeper = Keeper()
         with timed(Federation, "keep") as kept, timed(Checkpoints, "write") as written:
-            run_rounds(config, data, Comm(), [keeper], Checkpoints(data, every=1))
+            run_rounds(config, data, SerialComm(), [keeper], Checkpoints(data, every=1))
         log = RunLog(data)
         log.start(keeper.begin)
         start = time.perf_counter()

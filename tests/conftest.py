@@ -17,7 +17,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from mfedpba_mpi import Run, load_run  # noqa: E402
-from mfedpba_mpi.comm.serial import Comm  # noqa: E402
+from mfedpba_mpi.comm.serial import SerialComm  # noqa: E402
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config  # noqa: E402
 from mfedpba_mpi.data.sealed import open_image, seal  # noqa: E402
 from mfedpba_mpi.data.sources import describe  # noqa: E402
@@ -49,7 +49,7 @@ def finished(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Ru
     def run(**changes: object) -> Run:
         directory = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         directory.mkdir()
-        run_rounds(tiny(**changes), tmp_path, Comm(), [RunLog(directory)])
+        run_rounds(tiny(**changes), tmp_path, SerialComm(), [RunLog(directory)])
         return load_run(directory)
 
     return run
@@ -65,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         if key not in runs:
             config = make_config({**TINY, **changes})
             directory = tmp_path_factory.mktemp("run")
-            run_rounds(fit_to_data(config, describe(config, data)), data, Comm(), [RunLog(directory)])
+            run_rounds(fit_to_data(config, describe(config, data)), data, SerialComm(), [RunLog(directory)])
             runs[key] = load_run(directory)
         return runs[key]
 

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "mfedpba_mpi"
 
 # From the bottom up; a name stands for a module, or for all modules of a package that are not named themselves.
 LAYERS = [
-    ["errors", "rng", "plugins", "engine.signals"],
+    ["errors", "files", "rng", "plugins", "engine.signals"],
     ["config.fields"],
     ["data.catalog"],
     ["data.partition", "data.partition_file", "data.sealed", "data.store"],  # files, whatever the settings
@@ -21,7 +21,7 @@ LAYERS = [
     ["data"],
     ["models"],
     ["methods"],
-    ["engine.observers", "engine.setup"],
+    ["engine.clock", "engine.digests", "engine.observers", "engine.setup"],
     ["records"],
     ["engine.round"],
     ["engine.progress", "engine.resume"],

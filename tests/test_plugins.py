@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from mfedpba_mpi import load_run, plugins
 from mfedpba_mpi.cli.main import cli
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.catalog import LOADERS
 from mfedpba_mpi.data.sources import describe, open_dataset
@@ -253,11 +253,11 @@ def test_whatever_goes_on_with_a_run_or_a_study_has_its_plugins(plugin, tiny, tm
     own = plugin("")
     plugins.load(own)
     stop = Stop()
-    stop.asked = "SIGTERM"
+    stop.signal = "SIGTERM"
     with pytest.raises(
         Ended, match=rf"go on with `mfedpba-mpi resume {tmp_path}/out --data-dir {tmp_path} --plugin {own}`"
     ):
-        run_rounds(tiny(), tmp_path, Comm(), [], Checkpoints(tmp_path / "out"), stop)
+        run_rounds(tiny(), tmp_path, SerialComm(), [], Checkpoints(tmp_path / "out"), stop)
     script = Submission("s", tmp_path, tmp_path, 2, [0, 1])
     assert f"--plugin {own} study run" in script.array()
 

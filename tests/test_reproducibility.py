@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mfedpba_mpi import RunConfig, load_clients, load_run, simulate
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import make_config
 from mfedpba_mpi.data.catalog import CATALOG
 from mfedpba_mpi.data.store import write_store
@@ -269,4 +269,4 @@ def test_a_client_that_changes_what_all_have_received_is_refused(tiny, tmp_path,
 
     monkeypatch.setattr(MFedPBAClient, "update", careless)
     with pytest.raises(Ended, match=r"client 0.*the client changes inbox\['P_G'\], which others share"):
-        run_rounds(tiny(), tmp_path, Comm())
+        run_rounds(tiny(), tmp_path, SerialComm())

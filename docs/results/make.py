@@ -71,9 +71,12 @@ class Record:
         parts = [self.results(measure, against) for measure in measures.split(",")]
         if len(parts) == 1:
             return as_markdown(parts[0])
-        labels = [label for label, _ in parts[0].rows]
+        labels = [row.name for row in parts[0].rows]
         columns = [
-            [replace(cell, against="").words(part.measure.digits) if cell else "-" for _, (cell,) in part.rows]
+            [
+                replace(cell, against="").words(part.measure.digits) if cell else "-"
+                for (cell,) in (row.cells for row in part.rows)
+            ]
             for part in parts
         ]
         heads = [parts[0].corner, *(part.measure.label for part in parts)]

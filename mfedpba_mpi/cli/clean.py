@@ -57,15 +57,20 @@ def runs_in(paths: Sequence[Path]) -> list[Path]:
 
 def clean_run(directory: Path, dry_run: bool = False) -> tuple[str, int]:
     """Clean the run in a directory; its status, and how many bytes that frees."""
-    from mfedpba_mpi.records.lock import IN_USE, held, locked
-    from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME
+    from mfedpba_mpi.records.lock import DirectoryInUse, held, locked
+    from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, load_run
+    from mfedpba_mpi.records.status import UNREADABLE
 
     if held(directory):
         return RUNNING, 0
     checkpoints = directory / CHECKPOINTS
     try:
         with nullcontext() if dry_run else locked(directory):
-            status = _status(directory)
+            try:
+                status = load_run(directory).status
+            except UserError:
+                status = UNREADABLE
+            status = INTERRUPTED if status == RUNNING else status  # no process holds the lock: it was killed
             spare = [*checkpoints.glob(".round-*.part"), *directory.glob(f".{LOG_NAME}.part")]
             spare += checkpoints.glob("round-*") if status == COMPLETE else ()
             freed = sum(map(disk_of, spare))
@@ -74,21 +79,8 @@ def clean_run(directory: Path, dry_run: bool = False) -> tuple[str, int]:
                 with suppress(OSError):
                     checkpoints.rmdir()  # where nothing is left in it
             return status, freed
-    except UserError as error:
-        if IN_USE in str(error):  # since a moment ago
-            return RUNNING, 0
-        raise
-
-
-def _status(directory: Path) -> str:
-    """What the log says; one that says `running`, of which nobody holds the lock, was killed."""
-    from mfedpba_mpi.records.run import status_of
-
-    try:
-        status = status_of(directory)
-    except UserError:
-        return "its log is damaged"
-    return INTERRUPTED if status in (RUNNING, None) else status
+    except DirectoryInUse:  # since a moment ago
+        return RUNNING, 0
 
 
 def disk_of(path: Path) -> int:

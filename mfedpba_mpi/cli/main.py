@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -275,13 +276,36 @@ def _meaning_of(metadata: Mapping[str, Any]) -> str:
     return metadata["help"] + (f": {', '.join(metadata['choices'])}" if metadata["choices"] else "")
 
 
+LOG_LEVEL = "MFEDPBA_LOG_LEVEL"  # environment variable: debug, info, warning or error
+
+
+def _set_up_logging() -> None:
+    """Print log messages and Python warnings on stderr, with the rank if there are several.
+
+    Ranks other than 0 print errors only, unless $MFEDPBA_LOG_LEVEL sets a level for all of them.
+    """
+    rank, size = launcher_rank_and_size()
+    level = os.environ.get(LOG_LEVEL, "").upper() or ("ERROR" if rank else "WARNING")
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        abort_all(f"{LOG_LEVEL}: {level.lower()!r} is not one of debug, info, warning, error", 2)
+    logging.addLevelName(logging.WARNING, "warning")
+    logging.addLevelName(logging.INFO, "info")
+    who = f"rank {rank}: " if size > 1 else ""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{PROGRAM}: {who}%(levelname)s: %(message)s"))
+    logger = logging.getLogger("mfedpba_mpi")
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: {who}warning: {message}\n"
+
+
 def main() -> None:
     """The entry point: like ``python -m mpi4py``, an error on one rank ends all of them."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     if launcher_rank_and_size()[0] > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: warning: {message}\n"
+    _set_up_logging()
     try:
         cli.main(prog_name=PROGRAM, standalone_mode=False)
         exit_all("", 0)

@@ -11,7 +11,7 @@ import click
 from mfedpba_mpi.cli.paths import PathType, check_data_dir, data_dir_option
 from mfedpba_mpi.config.fields import check, fields_of, flag_of, kind_of, shown, unknown
 from mfedpba_mpi.config.presets import default_of
-from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
+from mfedpba_mpi.config.run_config import RunConfig, make_config, read_toml
 from mfedpba_mpi.engine.launch import FaultTolerance
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS, MFedPBA
@@ -114,10 +114,10 @@ def read_settings(config_file: Path | None, data_dir: Path, assignments: tuple[s
         where = f" (with the settings in {config_file})" if config_file and str(config_file) not in str(error) else ""
         raise UserError(f"{error}{where}") from None
 
-    from mfedpba_mpi.data.sources import describe
+    from mfedpba_mpi.data.sources import resolve
 
     check_data_dir(data_dir)
-    return fit_to_data(config, describe(config, data_dir))
+    return resolve(config, data_dir)
 
 
 fault_tolerance_settings = _settings(FaultTolerance)

@@ -15,7 +15,8 @@ from mfedpba_mpi.cli.paths import PathType, check_data_dir, data_dir_option
 from mfedpba_mpi.comm.launcher import launcher_rank_and_size
 from mfedpba_mpi.engine.signals import EXIT_INTERRUPTED
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, WAITING, Ended, UserError
-from mfedpba_mpi.studies.study import FILE, RANKS, PlannedRun, Study, find_study, put, read_study, shipped_studies
+from mfedpba_mpi.files import write_text
+from mfedpba_mpi.studies.study import FILE, RANKS, PlannedRun, Study, find_study, read_study, shipped_studies
 
 Function = Callable[..., Any]
 
@@ -128,7 +129,7 @@ def _claim(found: Study, directory: Path) -> None:
         return  # several elements of an array may be here at once
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        put(path, found.to_toml())
+        write_text(path, found.to_toml())
     except OSError as error:
         raise UserError(f"out: cannot write {path}: {error.strerror}; choose another --out") from None
 
@@ -253,7 +254,7 @@ def submit(
     only what is not complete is run.
     """
     from mfedpba_mpi.cli.console import count
-    from mfedpba_mpi.records.status import state_of
+    from mfedpba_mpi.records.status import read_state
     from mfedpba_mpi.studies.slurm import CORES, Resources, Submission
 
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
@@ -267,7 +268,7 @@ def submit(
         remarks += [remark] if remark else []
     resources = Resources(tasks=jobs * max(planned.ranks for planned in runs), **given)
     parts = -(-len(runs) // per_element)
-    todo = [i for i, planned in enumerate(runs) if state_of(directory / planned.path).status != COMPLETE]
+    todo = [i for i, planned in enumerate(runs) if read_state(directory / planned.path).status != COMPLETE]
     if not todo:
         done = f"{count(len(runs), 'run')} in {directory}, all complete"
         click.echo(f"{done}; mfedpba-mpi study table {directory} shows them")
@@ -333,13 +334,13 @@ def _make_data(runs: Sequence[PlannedRun], data_dir: Path, directory: Path) -> d
 def _show_plan(found: Study, directory: Path, runs: Sequence[PlannedRun], data_dir: Path, jobs: int) -> None:
     from mfedpba_mpi.cli.console import bytes_of, console, count, duration
     from mfedpba_mpi.planning.disk import Disk
-    from mfedpba_mpi.records.status import overview, state_of
+    from mfedpba_mpi.records.status import overview, read_state
     from mfedpba_mpi.studies.estimates import estimate, shards_of
     from mfedpba_mpi.studies.formats import show_table
     from mfedpba_mpi.studies.tables import Measure, lay_out
 
     screen = console()
-    states = {planned.path: state_of(directory / planned.path) for planned in runs}
+    states = {planned.path: read_state(directory / planned.path) for planned in runs}
     seconds: dict[Path, float] = {}
     disk: dict[Path, Disk] = {}
     with screen.status("calibrating") as status:
@@ -368,10 +369,10 @@ def status(directory: Path) -> None:
     """Say how far the runs of the study in DIR are; those that are not complete, one by one."""
     from mfedpba_mpi.cli.console import console, count, table
     from mfedpba_mpi.records.run import in_full
-    from mfedpba_mpi.records.status import overview, state_of
+    from mfedpba_mpi.records.status import overview, read_state
 
     found = _stored(directory)
-    states = {place.path: state_of(directory / place.path) for place in found.places()}
+    states = {place.path: read_state(directory / place.path) for place in found.places()}
     rows = [(p, s.status, s.progress, s.reason) for p, s in states.items() if s.status not in (COMPLETE, WAITING)]
     if rows:
         console().print(table(["run", "status", "rounds", ""], rows))

@@ -51,8 +51,8 @@ def find(path: Path) -> WatchedRun | WatchedStudy:
 
     directory = in_full(path.parent if path.name in (LOG_NAME, FILE) and path.is_file() else path)
     watched = WatchedStudy(directory) if (directory / FILE).is_file() else WatchedRun(directory)
-    watched.look()
-    if isinstance(watched, WatchedRun) and watched.status == WAITING:
+    watched.read()
+    if isinstance(watched, WatchedRun) and watched.state.status == WAITING:
         there = "is no directory" if not directory.is_dir() else f"holds neither {LOG_NAME} nor {FILE}"
         raise UserError(
             f"watch: {path} {there}; give the directory of a run (--out of `run`; by default one in runs) or of a study"
@@ -75,7 +75,7 @@ def _follow(watched: WatchedRun | WatchedStudy, once: bool) -> None:
                 _measure(screen)
                 live.update(rendered(watched, screen), refresh=True)
                 began = time.monotonic()
-                watched.look()
+                watched.read()
                 pause.wait(max(_SECONDS, 4 * (time.monotonic() - began)))  # a huge log is read less often
     _measure(screen)
     screen.print(rendered(watched, screen), crop=False)

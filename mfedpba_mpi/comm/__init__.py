@@ -1,4 +1,4 @@
-"""How clients and server reach each other: placement, devices, packed messages, and the serial and MPI twins.
+"""Communication between clients and server: message layouts, placement, devices, and the serial and MPI communicators.
 
-This is the only package that imports mpi4py, and the only place where a rank waits.
+This is the only package that imports mpi4py, and the only one in which a rank waits for another.
 """

@@ -1,4 +1,4 @@
-"""Messages as they travel: named float32 arrays, packed into one flat buffer whose layout both sides know."""
+"""Layouts of messages: named float32 arrays packed into one flat buffer. Sender and receiver know the layout."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Layout:
 
     Parameters
     ----------
-    payload : what the method sends by its definition; counted as payload bytes.
-    extra : what travels with it (presence masks and the like); counted as wire bytes only.
+    payload : shapes by name, for what the method sends by definition; counted as payload and as wire bytes.
+    extra : shapes by name, for what is sent along with it (presence masks and the like); counted as wire bytes only.
     """
 
     def __init__(self, payload: Mapping[str, tuple[int, ...]], extra: Mapping[str, tuple[int, ...]] | None = None):
@@ -49,7 +49,7 @@ class Layout:
         return message
 
     def blank(self) -> dict[str, Tensor]:
-        """A message of zeros, to send in the place of one that will not be."""
+        """A message of zeros, sent in a round that is void."""
         return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
 
 

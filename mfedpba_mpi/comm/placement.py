@@ -1,4 +1,4 @@
-"""Which rank trains which clients."""
+"""Assignment of clients to ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 def place(costs: Sequence[float], size: int) -> list[list[int]]:
     """The clients of every rank, each list ascending.
 
-    One rank does everything; with K + 1 ranks or more, rank k + 1 owns client k and the rest are spare; in between the
-    clients are spread over ranks 1..size-1, the costliest first, each to the rank with least to do.
+    A single rank has all clients. With K + 1 ranks or more, rank k + 1 has client k and further ranks are spare.
+    Otherwise the clients are assigned to ranks 1..size-1 greedily: the most expensive first, each to the rank with the
+    lowest total cost so far.
     """
     K, workers = len(costs), size - 1
     if workers == 0:

@@ -45,6 +45,13 @@ def describe(config: RunConfig, data_dir: Path) -> Dataset:
     return CATALOG[config.dataset]
 
 
+def resolve(config: RunConfig, data_dir: Path) -> RunConfig:
+    """The configuration with everything filled in that depends on the dataset: clients, partition and label skew."""
+    from mfedpba_mpi.config.run_config import fit_to_data
+
+    return fit_to_data(config, describe(config, data_dir))
+
+
 def _check_origin(config: RunConfig, origin: str, data_dir: Path) -> None:
     """Refuse synthetic data where the run must not have any."""
     if origin == "synthetic" and not config.allow_synthetic:

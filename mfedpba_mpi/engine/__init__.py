@@ -1,1 +1,1 @@
-"""Running a configuration: set-up, the loop over rounds, a round, observers, signals and resuming."""
+"""The engine: set-up, the loop over rounds, a round, observers, signals, and resuming."""

@@ -1,4 +1,4 @@
-"""`simulate`: a run from Python, with the bits of the command, in a notebook or under mpirun."""
+"""`simulate`: run a configuration from Python, in a notebook or under mpirun, with the same bits as the command."""
 
 from __future__ import annotations
 
@@ -29,49 +29,63 @@ def simulate(
     resume: bool = False, quiet: bool = False, partition: Partition | None = None, scratch: str | Path = "",
     observers: Sequence[Observer] = (),
 ) -> Run:  # fmt: skip
-    """Run `config` and read its log: the bits of the command with the same settings.
+    """Run `config` and return its log. The bits are those of the command with the same settings.
 
-    The same script works alone and under ``mpirun -n 7 python script.py``: rank 0 holds the server and returns the run,
-    the others hold clients and return None. One call at a time in a process; torch's settings and random generators
-    are left as they were found.
+    The same script works in one process and under ``mpirun -n 7 python -m mpi4py script.py``: rank 0 holds the server
+    and returns the run, the other ranks hold clients and return None. A process can run one simulation at a time.
+    torch's settings and all random generators are restored at the end. Warnings go to the logger ``mfedpba_mpi`` and
+    into the log (`Run.warnings`).
 
     Parameters
     ----------
-    config : made by `RunConfig.of`.
-    out : the run's directory  [default: runs/<dataset>-<partition>-<method>-s<seed>].
-    data_dir : where feature stores are kept  [default: a resumed run's own, else $MFEDPBA_DATA_DIR, else data].
-    overwrite : replace a run that is already there.
-    resume : go on with the run that is there, if one is, to the rounds that `config` asks for; a complete one is read.
-    quiet : show nothing. That data are synthetic is said by a Python warning all the same.
-    partition : who owns what, instead of the configuration's; kept in OUT as a file.
-    scratch : where shards and stand-ins are written  [default: the data directory, else a temporary one].
-    observers : told of every round, on rank 0; one can end the run in good order, which then is to be resumed.
+    config : RunConfig
+        Made by `RunConfig.of`.
+    out : str or Path
+        The run's directory  [default: runs/<dataset>-<partition>-<method>-s<seed>].
+    data_dir : str or Path
+        Directory of the datasets  [default: a resumed run's own, else $MFEDPBA_DATA_DIR, else data].
+    overwrite : bool
+        Replace an existing run.
+    resume : bool
+        Continue an existing run up to the rounds of `config`; a complete one is only read.
+    quiet : bool
+        Print no progress. Synthetic data still cause a `SyntheticDataWarning`.
+    partition : Partition
+        Replaces the configuration's partition; saved in OUT.
+    scratch : str or Path
+        Directory for shards and stand-ins  [default: the data directory, else a temporary one].
+    observers : sequence of Observer
+        Called on rank 0 after every round; one can end the run in good order, and it can be resumed.
+
+    Returns
+    -------
+    Run
+        The log of the run (None on ranks other than 0).
     """
     from mfedpba_mpi.comm.devices import process_settings_restored
-    from mfedpba_mpi.config.run_config import fit_to_data
-    from mfedpba_mpi.data.sources import describe, is_synthetic
+    from mfedpba_mpi.data.sources import is_synthetic, resolve
     from mfedpba_mpi.engine.progress import Screen
     from mfedpba_mpi.engine.resume import find_run, find_same, resumed
     from mfedpba_mpi.records.run import load_run
 
     if getattr(config, "params", None) is None:
-        raise UserError("config: make it by RunConfig.of(dataset=..., ...), which fills in what is not given")
+        raise UserError("config: use RunConfig.of(dataset=..., ...), which fills in the defaults")
     if overwrite and resume:
-        raise UserError("overwrite: resume=True continues the run that is there, overwrite=True replaces it; give one")
+        raise UserError("overwrite: resume=True continues an existing run, overwrite=True replaces it; use one of them")
     rank, _ = launcher_rank_and_size()
-    with _alone_in_process(), _ending_together(), process_settings_restored():
+    with _one_at_a_time(), _aborting_all_ranks(), process_settings_restored():
         if partition is not None:
             config, out = _with_partition(config, partition, out, overwrite or resume)
         stored = find_run(Path(out)) if resume and out else None
         place = Path(data_dir) if data_dir else stored.data_dir if stored else default_data_dir()
-        config = fit_to_data(config, describe(config, place))
+        config = resolve(config, place)
         directory = Path(out or Path("runs") / config.run_name)
         complete = False
         if resume:
             config, complete = resumed(find_same(directory, config), config, place)
         if rank == 0 and is_synthetic(config, place) and config.dataset != "synthetic":
             warnings.warn(
-                f"{config.dataset}: synthetic data, since there is no {config.dataset}.h5 in {place.resolve()}; "
+                f"{config.dataset}: using synthetic data, no {config.dataset}.h5 in {place.resolve()}; "
                 "allow_synthetic=False makes this an error",
                 SyntheticDataWarning,
                 stacklevel=2,
@@ -91,12 +105,12 @@ _SIMULATING = threading.Lock()
 
 
 @contextmanager
-def _alone_in_process() -> Iterator[None]:
-    """Refuse a second `simulate` while one is going on: random generators and torch's settings are the process's."""
+def _one_at_a_time() -> Iterator[None]:
+    """Refuse a second `simulate` in another thread: random generators and torch's settings belong to the process."""
     if not _SIMULATING.acquire(blocking=False):
         raise RuntimeError(
-            "simulate: another call is running in this process, and the two would mix their random numbers; wait for "
-            "it, or use a process for each (multiprocessing, or `mfedpba-mpi study run --jobs N`)"
+            "simulate: another call is running in this process, and the two would share random generators; wait for "
+            "it, or use one process for each (multiprocessing, or `mfedpba-mpi study run --jobs N`)"
         )
     try:
         yield
@@ -105,8 +119,8 @@ def _alone_in_process() -> Iterator[None]:
 
 
 @contextmanager
-def _ending_together() -> Iterator[None]:
-    """End all ranks where one fails, once MPI has started: the others would wait for it for ever."""
+def _aborting_all_ranks() -> Iterator[None]:
+    """Abort all ranks if this one fails after MPI has started: the others would wait for it forever."""
     try:
         yield
     except Exception as error:
@@ -119,7 +133,7 @@ def _ending_together() -> Iterator[None]:
 def _with_partition(
     config: RunConfig, partition: Partition, out: str | Path, overwrite: bool
 ) -> tuple[RunConfig, Path]:
-    """The configuration with a partition, kept as a file in the run's directory; and that directory."""
+    """The configuration with `partition`, which is saved in the run's directory, and that directory."""
     name = f"partition-{partition.digest[:8]}.h5"
     directory = Path(out or Path("runs") / replace(config, partition=name).run_name)
     claim(directory, overwrite, python=True)

@@ -1,4 +1,4 @@
-"""Starting a run on this process, whatever its rank, and ending all ranks when one cannot go on."""
+"""Starting a run on this rank, and ending all ranks when one fails."""
 
 from __future__ import annotations
 
@@ -39,68 +39,67 @@ from mfedpba_mpi.errors import (
 )
 
 if TYPE_CHECKING:
-    from mfedpba_mpi.comm.serial import Comm
+    from mfedpba_mpi.comm.base import Comm
     from mfedpba_mpi.engine.observers import Observer
     from mfedpba_mpi.engine.progress import Screen
 
 FAULT_TOLERANCE = "Fault tolerance"
-MPI_START = 600.0  # seconds that MPI may take to start
+MPI_START = 600.0  # seconds within which MPI must start
 
 
 @dataclass(frozen=True)
 class FaultTolerance:
-    """How a run looks after itself; none of this changes its numbers."""
+    """Checkpoints, timeouts and failures. None of these settings changes the results of a run."""
 
     checkpoint_every: int = option(
         0, "write a checkpoint every N rounds  [default: by time]", low=1, group=FAULT_TOLERANCE
     )
     checkpoint_minutes: float | None = option(
         None,
-        "checkpoint at the latest after so long  [default: 0.5 to 5, at most 2 % of the time]",
+        "maximum minutes between checkpoints  [default: 0.5 to 5, so that they take at most 2 % of the time]",
         low=0,
         group=FAULT_TOLERANCE,
     )
     keep_checkpoints: str = option(
-        "last", "of a complete run: the last one, to extend it from; both (all); or none, it cannot be extended then",
+        "last", "checkpoints kept by a complete run: last, all (two), or none (the run cannot be extended)",
         choices=("last", "all", "none"), group=FAULT_TOLERANCE,
     )  # fmt: skip
-    timeout: float = option(
-        3600.0, "seconds after which a rank that others wait for counts as stuck", above=0, group=FAULT_TOLERANCE
-    )
+    timeout: float = option(3600.0, "abort after waiting this many seconds for a rank", above=0, group=FAULT_TOLERANCE)
     on_failure: str = option(
-        "stop", "when a rank dies: end, or go on from the last checkpoint without it (mpirun --with-ft ulfm)",
+        "stop", "when a rank dies: stop, or continue from the last checkpoint without it (mpirun --with-ft ulfm)",
         choices=("stop", "continue"), group=FAULT_TOLERANCE,
     )  # fmt: skip
     scratch: str = option(
-        "", "directory for shards and stand-ins (or $MFEDPBA_SCRATCH)  [default: the data directory if it can be "
-        "written, else a temporary one, or OUT on several hosts]", group=FAULT_TOLERANCE,
+        "", "directory for shards and stand-ins (or $MFEDPBA_SCRATCH)  [default: the data directory if it is writable, "
+        "else a temporary one, or OUT on several hosts]", group=FAULT_TOLERANCE,
     )  # fmt: skip
 
 
 def claim(directory: Path, overwrite: bool, python: bool = False) -> None:
-    """Make the run's directory; a run that is already there is never overwritten unasked.
+    """Create the run's directory. An existing run is replaced only if `overwrite` is set.
 
-    `python` is whom the fix is for: who has called `simulate`, not the command.
+    `python` selects the wording of the fix: for callers of `simulate`, or for users of the command.
     """
     from mfedpba_mpi.records.lock import refuse_held
-    from mfedpba_mpi.records.run import status_of
+    from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME
+    from mfedpba_mpi.records.status import read_state
 
-    status = None if overwrite else status_of(directory)
-    if status:
+    if not overwrite and any((directory / name).exists() for name in (LOG_NAME, CHECKPOINTS)):
         refuse_held(directory)
-        verb, more = ("extend it", " --rounds N") if status == COMPLETE else ("go on", "")
+        status = read_state(directory).status
+        verb, more = ("extend it", " --rounds N") if status == COMPLETE else ("resume it", "")
         command = f"mfedpba-mpi resume {directory}{more}"
         fix = f"{verb} with `{command}`, replace it with --overwrite, or choose another --out"
         if python:
-            fix = "resume=True goes on with it, or reads it, overwrite=True replaces it; or choose another out"
-        raise UserError(f"out: {directory} holds a run already (status {status}); {fix}")
+            fix = "use resume=True to continue or read it, overwrite=True to replace it, or choose another out"
+        raise UserError(f"out: {directory} already holds a run (status {status}); {fix}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         writable = os.access(directory, os.W_OK)
     except OSError as error:
-        raise UserError(f"out: cannot make the directory {directory}: {error.strerror}; choose another --out") from None
+        raise UserError(f"out: cannot create {directory}: {error.strerror}; choose another --out") from None
     if not writable:
-        raise UserError(f"out: the directory {directory} is not writable; choose another --out")
+        raise UserError(f"out: {directory} is not writable; choose another --out")
 
 
 def launch(
@@ -109,51 +108,39 @@ def launch(
     directory: Path,
     fault_tolerance: FaultTolerance,
     resume: bool = False,
-    brief: bool = False,
 ) -> None:
-    """Take this process's part in the run: server, clients, everything, or nothing.
+    """Run `config` from the command line, on this rank.
 
     Parameters
     ----------
-    resume : go on from the last checkpoint, if there is one; otherwise checkpoints that are there are forgotten.
-    brief : leave out the table at the end.
+    resume : resume from the last checkpoint, if there is one; if False, existing checkpoints are removed.
     """
     check_slurm(config.clients)
     if slurm_gpus() and config.device != "cpu":
-        from mfedpba_mpi.comm.devices import check_given
+        from mfedpba_mpi.comm.devices import check_slurm_gpus
 
-        check_given(slurm_gpus())
+        check_slurm_gpus(slurm_gpus())
     rank, size = launcher_rank_and_size()
-    words = ""
+    farewell = ""
     if rank == 0 and started_by_mpirun() and on_terminal():
         from mfedpba_mpi.engine.resume import resume_command
 
-        words = f"{PROGRAM}: told to stop; go on with `mpirun -n {size} {resume_command(directory, data_dir)}`"
-    stop = Stop(words)
+        farewell = f"{PROGRAM}: stopped; resume with `mpirun -n {size} {resume_command(directory, data_dir)}`"
+    stop = Stop(farewell)
     stop.listen()
     if size == 1 and fault_tolerance.on_failure == "continue":
-        raise UserError(
-            "on-failure: one process has no other to go on; start several with `mpirun --with-ft ulfm -n N`"
-        )
+        raise UserError("on-failure: continue needs several ranks; start them with `mpirun --with-ft ulfm -n N`")
     comm = join_ranks(config.clients, fault_tolerance, stop)
     if comm is None:
         return
     from mfedpba_mpi.engine.progress import Screen
 
-    run_rank(
-        config,
-        data_dir,
-        directory,
-        comm,
-        Screen(directory, max(0, size - config.clients - 1), brief),
-        fault_tolerance,
-        stop,
-        resume,
-    )
+    screen = Screen(directory, max(0, size - config.clients - 1))
+    run_rank(config, data_dir, directory, comm, screen, fault_tolerance, stop, resume)
 
 
 def join_ranks(clients: int, fault_tolerance: FaultTolerance, stop: Stop) -> Comm | None:
-    """The communicator of a run with so many clients; None on a rank that was not needed, after the run has ended."""
+    """Initialise MPI and return the communicator of a run with K = `clients`; None on a spare rank, after the run."""
     rank, size = launcher_rank_and_size()
     init_mpi(fault_tolerance.timeout)
     if size > 1 and rank > clients:
@@ -167,7 +154,7 @@ def join_ranks(clients: int, fault_tolerance: FaultTolerance, stop: Stop) -> Com
 
 
 def init_mpi(timeout: float) -> None:
-    """Start MPI where several ranks were started, which waits for ever for one that died before it could begin."""
+    """Initialise MPI if there are several ranks, with a timeout: it would wait forever for a rank that died before."""
     if launcher_rank_and_size()[1] > 1:
         faulthandler.dump_traceback_later(min(timeout, MPI_START), exit=True)
         try:
@@ -177,23 +164,23 @@ def init_mpi(timeout: float) -> None:
 
 
 def make_comm(clients: int, fault_tolerance: FaultTolerance) -> Comm:
-    """Be one of the ranks 0 to K of a run with so many clients; those that were started have met."""
+    """The communicator of ranks 0 to K, K = `clients`, after `init_mpi`."""
     if launcher_rank_and_size()[1] > 1:
         from mfedpba_mpi.comm.mpi import MPIComm
 
         return MPIComm(clients, fault_tolerance.timeout, fault_tolerance.on_failure == "continue")
-    from mfedpba_mpi.comm.serial import Comm
+    from mfedpba_mpi.comm.serial import SerialComm
 
-    return Comm()
+    return SerialComm()
 
 
 def run_rank(
     config: RunConfig, data_dir: Path, directory: Path, comm: Comm, screen: Screen | None,
     fault_tolerance: FaultTolerance, stop: Stop, resume: bool, others: Sequence[Observer] = (),
 ) -> None:  # fmt: skip
-    """A rank's part of a run, with its log, its checkpoints and its lock; what ends it early is in the log.
+    """Run this rank's part, with the log, the checkpoints and the lock. If the run ends early, the log says why.
 
-    `others` are observers beside the log and the screen.
+    `others` are observers besides the log and the screen.
     """
     from mfedpba_mpi.engine.loop import run_rounds
     from mfedpba_mpi.records.checkpoint import Checkpoints
@@ -219,7 +206,7 @@ def run_rank(
             if screen:
                 screen.stop()
             status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-            with suppress(RunError):  # the disk may be full, and `error` says so
+            with suppress(RunError):  # the disk may be full, which `error` reports
                 log.abandon(getattr(error, "status", status), describe_error(error))
             if isinstance(error, Ended):
                 with suppress(RankLost):
@@ -228,11 +215,10 @@ def run_rank(
 
 
 def abort_all(message: str, code: int) -> NoReturn:
-    """End this process, and with it all ranks, with one line from one of them (none where `message` is empty).
+    """End all ranks after an error on this one; one rank prints `message` (none if it is empty).
 
-    Before MPI has started the ranks of a node find the same fault, so one of them says it, and other nodes leave it to
-    rank 0 for a while: where it is alive they have met something of their own. A start of MPI that leaves every rank
-    alone is found by all, on all nodes.
+    Before MPI is initialised, all ranks usually find the same error. So rank 0 prints it, and one rank per other node
+    prints it five seconds later, if it has not been killed by then: its error is another one.
     """
     rank, size = launcher_rank_and_size()
     started = mpi_is_up()
@@ -242,7 +228,7 @@ def abort_all(message: str, code: int) -> NoReturn:
         time.sleep(5)
         message = message if first_on_node() and "mpi4py.MPI" not in sys.modules else ""
     if message:
-        _say(message)
+        _print_error(message)
     if started:
         from mfedpba_mpi.comm.waiting import abort
 
@@ -250,17 +236,17 @@ def abort_all(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _say(message: str) -> None:
-    """The last words, without what would do something to a terminal."""
+def _print_error(message: str) -> None:
+    """Print a message on stderr, without control characters."""
     lines = map(printable, message.split("\n"))
     print(f"{PROGRAM}: " + "\n".join(lines), file=sys.stderr, flush=True)
 
 
 def exit_all(message: str, code: int) -> NoReturn:
-    """End this process like all the others, which do the same; rank 0 says why."""
+    """End this rank in order; all ranks do so. Rank 0 prints `message`."""
     Stop.ignore()
     if message and launcher_rank_and_size()[0] == 0:
-        _say(message)
+        _print_error(message)
     if "mpi4py.MPI" in sys.modules:
         from mfedpba_mpi.comm.waiting import leave
 

@@ -1,23 +1,23 @@
-"""The round loop. Read this file to understand the program.
+"""The loop over rounds. Read this file first to understand the program.
 
-Every rank runs `run_rounds`: rank 0 is the server (and everything else, when it is alone), the others train their
-clients. A round is in `round.py`, what the method does in `methods/`, how messages travel in `comm/`, every side
-effect but checkpoints in the observers.
+Every rank runs `run_rounds`. Rank 0 is the server (and trains all clients if it is the only rank); the other ranks
+train their clients. A round is in `round.py`, the methods are in `methods/`, communication is in `comm/`. All side
+effects but checkpoints are in observers.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from mfedpba_mpi.cli.console import count
-from mfedpba_mpi.comm.devices import cpu_kind, set_up
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.base import Comm
+from mfedpba_mpi.comm.devices import check_devices, compute_kind, cpu_kind, device_kind, set_up
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.shards import read_clients
 from mfedpba_mpi.engine.observers import Observer, Round, Start
@@ -40,6 +40,8 @@ from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
 from mfedpba_mpi.rng import seeded
 
+logger = logging.getLogger(__name__)
+
 
 def run_rounds(
     config: RunConfig,
@@ -51,64 +53,67 @@ def run_rounds(
     recovers: bool = False,
     scratch: str = "",
 ) -> None:
-    """Run `config` to its end; on every rank of `comm`, with observers on rank 0.
+    """Run `config` to its end. Called on every rank of `comm`; observers are called on rank 0 only.
 
     Parameters
     ----------
-    checkpoints : where the run goes on from, if there are any, and where its state is kept; None: nowhere.
-    stop : tells when the run is asked to end early; then, or when it fails, all ranks raise `Ended`.
-    recovers : go on from the last checkpoint without ranks that have died.
-    scratch : where shards and stand-ins are written  [default: `data.scratch` chooses].
+    checkpoints : where checkpoints are written, and read to resume; None for no checkpoints.
+    stop : a request to stop early. All ranks then raise `Ended`, as they do after an error.
+    recovers : continue from the last checkpoint without ranks that have died.
+    scratch : directory for shards and stand-ins  [default: chosen by `data.scratch`].
     """
     comm.device = set_up(config.device, comm.local_rank, config.threads)
-    watching = observers if comm.is_server else ()
+    observers = observers if comm.is_server else ()
     while True:
         try:
-            return _run_rounds(config, data_dir, comm, watching, checkpoints, stop or Stop(), scratch)
+            return _run_rounds(config, data_dir, comm, observers, checkpoints, stop or Stop(), scratch)
         except RankLost:
             if not (recovers and checkpoints):
                 raise
             dead = comm.recover()
             if not dead:
                 raise
-            who = ", ".join(map(str, dead))
-            _warn(watching, f"died: rank {who}; going on from the last checkpoint with {count(comm.size, 'rank')}")
+            ranks = ", ".join(map(str, dead))
+            warn(
+                observers,
+                checkpoints.newest_round,
+                f"rank {ranks} died; continuing from the last checkpoint with {count(comm.size, 'rank')}",
+            )
 
 
 def _run_rounds(
     config: RunConfig,
     data_dir: Path,
     comm: Comm,
-    watching: Sequence[Observer],
+    observers: Sequence[Observer],
     checkpoints: Checkpoints | None,
     stop: Stop,
     scratch: str,
 ) -> None:
     began = time.perf_counter()
-    run = checkpoints.run if checkpoints else None
+    directory = checkpoints.run if checkpoints else None
     stored = find_run(checkpoints.run) if checkpoints and checkpoints.resume and comm.is_server else None
     if stored:
         stored.find_data(data_dir)
     logged = stored.partition() if stored else None
-    problem, partition, store, shards = prepare(config, data_dir, comm, run, scratch, logged)
+    problem, partition, store, shards = prepare(config, data_dir, comm, directory, scratch, logged)
     if stored:
         stored.check_data(store.fingerprint, store.path)
         stored.check_partition(partition)
     about = {
         "data_fingerprint": store.fingerprint, "data_origin": store.origin, "data_dir": str(data_dir.resolve()),
-        **versions(),
+        **versions(comm.device),
     }  # fmt: skip
-    saved = _find(checkpoints, comm, stored, about, watching) if checkpoints else None
+    saved = _find_checkpoint(checkpoints, comm, stored, about, observers) if checkpoints else None
     federation = build(problem, shards, comm, stop, saved)
     environment = comm.environment()
-    if " and " in str(environment["cpu"]):
-        _warn(watching, f"ranks run on CPUs of different kinds ({environment['cpu']}): bits depend on who runs where")
-    log = saved.log if saved else None
+    if comm.is_server:
+        _check_machines(environment, config, observers, federation.finished)
     start = Start(
         problem, partition, store, data_dir.resolve(), shards, comm.ranks, environment, time.perf_counter() - began,
-        federation.finished, log,
+        federation.finished, saved.log if saved else None,
     )  # fmt: skip
-    for observer in watching:
+    for observer in observers:
         observer.start(start)
 
     comm.barrier()
@@ -116,27 +121,31 @@ def _run_rounds(
     for t in range(federation.finished + 1, config.rounds + 1):
         result, round_status = federation.round(t)
         if not round_status & RoundStatus.VOID:
-            ended_by = _tell([observer for observer in watching if observer.decides], result)
+            ended_by = _notify([observer for observer in observers if observer.decides], result)
             round_status |= RoundStatus.ENOUGH if ended_by else 0
         if checkpoints and (t == config.rounds or checkpoints.due(t)):
             round_status |= RoundStatus.SAVE
-        round_status = RoundStatus(comm.agree(round_status))  # rank 0's
+        round_status = RoundStatus(comm.share_status(round_status))
         if not round_status & RoundStatus.VOID:
-            _tell([observer for observer in watching if not observer.decides], result)  # the others go on meanwhile
+            # the other ranks start the next round meanwhile
+            for text in federation.warnings:
+                warn(observers, t, text)
+            _notify([observer for observer in observers if not observer.decides], result)
             federation.finished = t
             if checkpoints:
                 federation.take_snapshot()
         early = round_status & (RoundStatus.STOP | RoundStatus.ENOUGH) and t < config.rounds
         stopping = round_status & RoundStatus.VOID or early
         if checkpoints and federation.snapshot and (round_status & RoundStatus.SAVE or stopping):
-            comm.where = f"the checkpoint of round {federation.finished}"
+            comm.activity = f"the checkpoint of round {federation.finished}"
             before = time.perf_counter()
             checkpoints.write(comm, federation.snapshot, config, about)
             federation.saving = time.perf_counter() - before
+            logger.info("checkpoint of round %d written in %.2f s", federation.finished, federation.saving)
         if stopping:
             raise _end(comm, federation, round_status, checkpoints, data_dir, ended_by) from federation.failure
     end = federation.end()
-    for observer in watching:
+    for observer in observers:
         observer.end(end)
     if checkpoints and comm.is_server:
         checkpoints.prune(checkpoints.keep)
@@ -144,12 +153,13 @@ def _run_rounds(
 
 
 def build(problem: Problem, shards: Path, comm: Comm, stop: Stop, saved: Saved | None) -> Federation:
-    """The clients of this rank with their data, and the server if it is here; their state from `saved` if given."""
+    """The federation of this rank: its clients with their data, the server on rank 0, their state from `saved`."""
     config = problem.config
     method = load_method(config.method)(problem)
     comm.place([cost(problem, k) for k in range(problem.K)])
+    logger.info("device %s, clients %s", device_kind(comm.device), comm.own_clients)
     clients = {}
-    for k, data in zip(comm.mine, read_clients(shards, comm.mine), strict=True):
+    for k, data in zip(comm.own_clients, read_clients(shards, comm.own_clients), strict=True):
         with seeded(config.seed, "client", k):
             clients[k] = method.client(k, data, comm.device)
     with seeded(config.seed, "new server"):
@@ -157,39 +167,64 @@ def build(problem: Problem, shards: Path, comm: Comm, stop: Stop, saved: Saved |
     return Federation(config, comm, method, clients, server, stop, saved)
 
 
-def _tell(watching: Sequence[Observer], result: Round) -> str:
-    """Tell the observers of a round; why it is to be the last, if one of them says so."""
-    answers = {type(observer).__name__: observer.round(result) for observer in watching}
+def warn(observers: Sequence[Observer], t: int, text: str) -> None:
+    """Log a warning about round `t` (0: before the first) and tell the observers, which keep it in run.h5."""
+    logger.warning("round %d: %s", t, text) if t else logger.warning("%s", text)
+    for observer in observers:
+        observer.warn(t, text)
+
+
+def _notify(observers: Sequence[Observer], result: Round) -> str:
+    """Tell the observers of a round. Returns the reasons to end the run after it, "" if there are none."""
+    answers = {type(observer).__name__: observer.round(result) for observer in observers}
     return "; ".join(f"{name}: {reason}" for name, reason in answers.items() if reason)
 
 
-def _warn(watching: Sequence[Observer], words: str) -> None:
-    for observer in watching:
-        observer.warn(words)
+def versions(device: torch.device) -> dict[str, str]:
+    """What the bits of a run depend on, apart from its configuration and data."""
+    kind = compute_kind(device_kind(device))
+    return {"torch": str(torch.__version__), "numpy": np.__version__, "cpu": cpu_kind(), "device": kind}
 
 
-def versions() -> dict[str, str]:
-    """What the bits of a run depend on beside its configuration and data."""
-    return {"torch": str(torch.__version__), "numpy": np.__version__, "cpu": cpu_kind()}
+def _check_machines(
+    environment: Mapping[str, object], config: RunConfig, observers: Sequence[Observer], finished: int
+) -> None:
+    """On rank 0: warn if ranks run on different kinds of CPUs or, where that is allowed, of devices."""
+    if " and " in str(cpus := environment["cpu"]):
+        warn(
+            observers,
+            finished,
+            f"the ranks have different CPUs ({cpus}): bits depend on which rank has which client",
+        )
+    if text := check_devices(environment["devices"], config.device):  # type: ignore[arg-type]
+        warn(observers, finished, text)
 
 
-def _find(
+def _find_checkpoint(
     checkpoints: Checkpoints, comm: Comm, stored: StoredRun | None, about: Mapping[str, str],
-    watching: Sequence[Observer],
+    observers: Sequence[Observer],
 ) -> Saved | None:  # fmt: skip
-    """The checkpoint to go on from, if there is one; `stored` is the run that is there, on rank 0."""
-    saved = checkpoints.newest(comm, partial(_warn, watching))
+    """The checkpoint to resume from, None if there is none. `stored` is the run in the directory, on rank 0."""
+    damage: list[str] = []
+    try:
+        saved = checkpoints.newest(comm, damage.append)
+    finally:
+        for text in damage:
+            warn(observers, checkpoints.newest_round, text)
+    finished = checkpoints.newest_round
     if stored and not saved:
         if stored.status == COMPLETE:
             raise UserError(
-                f"rounds: the run in {checkpoints.run} is complete and has kept no checkpoint to extend it from "
-                "(`clean`, or --keep-checkpoints none); start over with `run --rounds N --overwrite`, or another --out"
+                f"rounds: the run in {checkpoints.run} is complete and has no checkpoint to extend it from (removed by "
+                "`clean` or --keep-checkpoints none); start over with `run --rounds N --overwrite`, or another --out"
             )
-        _warn(watching, "no checkpoint yet: starting again at round 1")
-    for name, was in saved.about.items() if saved else ():
-        if name in versions() and was != about[name]:
-            _warn(
-                watching, f"the run was started with {name} {was}, this is {about[name]}: bits may differ from here on"
+        warn(observers, 0, "no checkpoint yet: starting again at round 1")
+    for name, before in saved.about.items() if saved else ():
+        if name in versions(comm.device) and before != about[name]:
+            warn(
+                observers,
+                finished,
+                f"the run was started with {name} {before} and continues with {about[name]}: bits may differ from here",
             )
     return saved
 
@@ -198,7 +233,7 @@ def _end(
     comm: Comm, federation: Federation, round_status: RoundStatus, checkpoints: Checkpoints | None, data_dir: Path,
     ended_by: str,
 ) -> Ended:  # fmt: skip
-    """How all ranks end after `round_status`."""
+    """The exception with which all ranks end after `round_status`."""
     if round_status & RoundStatus.FAILED:
         error = federation.failure
         where = f"rank {comm.rank}, " if comm.size > 1 else ""
@@ -206,7 +241,7 @@ def _end(
         return Ended(FAILED, "; ".join(filter(None, reasons)), 1)
     if round_status & RoundStatus.ENOUGH and not round_status & RoundStatus.STOP:
         return EndedByObserver(INTERRUPTED, f"ended after round {federation.finished} by {ended_by}", 0)
-    asked = sorted({reason for reason in comm.collect(federation.asked) if reason})
-    hint = f"; go on with `{resume_command(checkpoints.run, data_dir)}`" if checkpoints else ""
-    reason = f"stopped by {' and '.join(asked)} after round {federation.finished}{hint}"
+    signals = sorted(set(filter(None, comm.collect(federation.stop_signal))))
+    hint = f"; resume with `{resume_command(checkpoints.run, data_dir)}`" if checkpoints else ""
+    reason = f"stopped by {' and '.join(signals)} after round {federation.finished}{hint}"
     return Ended(INTERRUPTED, reason, EXIT_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Observers that come with the program, for `simulate(..., observers=[...])`."""
+"""Ready-made observers for `simulate(..., observers=[...])`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import load_run
 
 
-def values_of(rounds: dict[str, np.ndarray], row: int | None = None) -> dict[str, float]:
-    """The numbers of a round that are one number each: the average accuracy, means over clients, the server's.
+def scalars_of(rounds: dict[str, np.ndarray], row: int | None = None) -> dict[str, float]:
+    """One number for every array of a round: the average accuracy, means over clients, the server's values.
 
-    `row` is the round's in arrays with all rounds; None where there is but one.
+    Parameters
+    ----------
+    rounds : the values of one round, or those of all rounds, first axis the round.
+    row : index of the round in the arrays of all rounds; None for the values of one round.
     """
     found = {name: float(np.nanmean(x)) for name, value in rounds.items() if np.isfinite(x := _row(value, row)).any()}
     tested, correct = (_row(rounds[name], row) for name in ("tested", "correct"))
@@ -29,16 +32,16 @@ def _row(value: np.ndarray, row: int | None) -> np.ndarray:
 
 
 class EarlyStopping(Observer):
-    """Ends a run when a value has not improved for so many rounds in which it was measured.
+    """End the run when a metric has not improved for `patience` evaluated rounds.
 
-    A resumed run goes on counting where it was.
+    A resumed run continues the count.
 
     Parameters
     ----------
-    metric : the average ``accuracy``, or a name in the log's /rounds (a mean over clients where each has one).
-    patience : rounds without improvement.
-    min_delta : what counts as an improvement, at least.
-    larger_is_better : for a loss say False.
+    metric : ``accuracy`` (the average over clients), or a name in /rounds of the log (a mean over clients).
+    patience : evaluated rounds without improvement.
+    min_delta : smallest change that counts as an improvement.
+    larger_is_better : False for losses.
     """
 
     def __init__(
@@ -54,18 +57,18 @@ class EarlyStopping(Observer):
         if start.log:
             rounds = load_run(start.log).rounds
             for row in range(start.finished):
-                self._look(values_of(rounds, row))
+                self._update(scalars_of(rounds, row))
 
     def round(self, result: Round) -> str | None:
-        self._look(values := values_of(result.values))
+        self._update(values := scalars_of(result.values))
         if self.metric not in values:
             known = ", ".join(sorted(values))
-            raise UserError(f"metric: there is no {self.metric!r} in a round of this run; there are: {known}")
+            raise UserError(f"metric: a round of this run has no {self.metric!r}; choose from: {known}")
         if self.waited < self.patience:
             return None
         return f"{self.metric} has not improved on {self.sign * self.best:.4g} for {self.waited} rounds"
 
-    def _look(self, values: dict[str, float]) -> None:
+    def _update(self, values: dict[str, float]) -> None:
         value = values.get(self.metric, math.nan)
         if not math.isnan(value):
             better = self.sign * value > self.best + self.min_delta
@@ -73,29 +76,34 @@ class EarlyStopping(Observer):
 
 
 class JsonLines(Observer):
-    """Writes a line of JSON after each round, for other programs to follow: its number, its values, its warnings.
+    """Write one line of JSON after every round, for other programs to follow: round, values, warnings.
 
-    A resumed run goes on after the lines of the rounds that it has finished.
+    A resumed run keeps the lines of its finished rounds and appends to them.
     """
 
     decides = False
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self._warnings: list[str] = []
 
     def start(self, start: Start) -> None:
-        there = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(there[: start.finished]), encoding="utf-8")
+        self.path.write_text("".join(lines[: start.finished]), encoding="utf-8")
+
+    def warn(self, t: int, text: str) -> None:
+        self._warnings.append(text)
 
     def round(self, result: Round) -> None:
-        values = {name: value if math.isfinite(value) else None for name, value in values_of(result.values).items()}
+        values = {name: value if math.isfinite(value) else None for name, value in scalars_of(result.values).items()}
         with self.path.open("a", encoding="utf-8") as file:
-            print(json.dumps({"round": result.t, **values, "warnings": list(result.warnings)}), file=file)
+            print(json.dumps({"round": result.t, **values, "warnings": self._warnings}), file=file)
+        self._warnings = []
 
 
 class PrintProgress(Observer):
-    """Prints a line with the average accuracy every so many rounds, and every warning."""
+    """Print the average accuracy every `every` rounds and after the last one."""
 
     decides = False
 
@@ -105,13 +113,8 @@ class PrintProgress(Observer):
     def start(self, start: Start) -> None:
         self.rounds = start.problem.config.rounds
 
-    def warn(self, words: str) -> None:
-        print(f"warning: {words}", flush=True)
-
     def round(self, result: Round) -> None:
-        for words in result.warnings:
-            self.warn(f"round {result.t}: {words}")
         if result.t % self.every == 0 or result.t == self.rounds:
-            accuracy = values_of(result.values)["accuracy"]
-            said = "" if math.isnan(accuracy) else f": accuracy {accuracy:.2%}"
-            print(f"round {result.t}/{self.rounds}{said}", flush=True)
+            accuracy = scalars_of(result.values)["accuracy"]
+            shown = "" if math.isnan(accuracy) else f": accuracy {accuracy:.2%}"
+            print(f"round {result.t}/{self.rounds}{shown}", flush=True)

@@ -1,4 +1,4 @@
-"""Observers: what they are told of a run, before the first round, after each, and at the end."""
+"""The observer protocol: what observers receive before the first round, after every round, and at the end of a run."""
 
 from __future__ import annotations
 
@@ -17,59 +17,89 @@ from mfedpba_mpi.methods.base import Problem
 
 @dataclass(frozen=True)
 class Start:
-    """Before the first round."""
+    """A run before its first round.
+
+    Attributes
+    ----------
+    problem : configuration, dataset and clients.
+    partition : the rows and modalities of every client.
+    store : the dataset.
+    data_dir : directory of the datasets.
+    shards : file with the clients' rows.
+    ranks : the clients of every rank.
+    environment : number of ranks, MPI library, hosts, kind of CPU, device of every rank.
+    seconds : set-up time of the slowest rank.
+    finished : rounds finished before, if the run resumes from a checkpoint.
+    log : the log of those rounds, None for a new run.
+    """
 
     problem: Problem
     partition: Partition
     store: FeatureStore
-    data_dir: Path  # where stores are looked for
-    shards: Path  # the file of the clients' rows
+    data_dir: Path
+    shards: Path
     ranks: Sequence[Sequence[int]]
-    environment: Mapping[str, object]
-    seconds: float  # of setting up, until the slowest rank was ready
-    finished: int = 0  # rounds, where the run goes on from a checkpoint
-    log: Path | None = None  # of these rounds
+    environment: Mapping[str, Any]
+    seconds: float
+    finished: int = 0
+    log: Path | None = None
 
 
 @dataclass
 class Round:
-    """After a round: `values` by their name in the log's /rounds."""
+    """Results of round `t`: `values` by their names in /rounds of the log."""
 
     t: int
     values: dict[str, Any] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class End:
-    """At the end."""
+    """Results of a complete run.
 
-    sha256: Sequence[str]  # of each client's final state
+    Attributes
+    ----------
+    sha256, server_sha256 : digests of every client's and the server's final state.
+    prototypes : by client, E (|M_k|, C, d) and I (C, C) of its final model.
+    predictors : names of the ways to predict; accuracies count the first.
+    predicted : by client, predicted classes in the last round (predictors, items, test rows).
+    last_broadcast : the newest value of everything that the server has broadcast.
+    server : further arrays of the server's state to be logged.
+    """
+
+    sha256: Sequence[str]
     server_sha256: str
-    prototypes: Mapping[int, Mapping[str, Tensor]]  # each client's final E (|M_k|, C, d) and I (C, C)
+    prototypes: Mapping[int, Mapping[str, Tensor]]
     predictors: Sequence[str]
-    predicted: Sequence[Tensor]  # of each client (predictors, items, test rows), classes in the last round
-    last_broadcast: Message  # the newest of everything the server has sent to all
-    server: Message  # what else of its state is shown
+    predicted: Sequence[Tensor]
+    last_broadcast: Message
+    server: Message
 
 
 class Observer:
-    """Is told of a run, on rank 0 only; the log and the screen are observers. Subclass it and override what you need.
+    """Base class of observers (callbacks). Subclass it and override the methods you need.
 
-    An exception ends the run as failed. Where `round` never ends a run, `decides = False` lets the other ranks go on to
-    the next round meanwhile.
+    Observers are called on rank 0 only. The log and the screen are observers too. An exception in an observer ends the
+    run as failed.
+
+    Attributes
+    ----------
+    decides : whether `round` may end the run. False lets the other ranks start the next round while `round` is running.
     """
 
     decides: ClassVar[bool] = True
 
     def start(self, start: Start) -> None:
-        """Before the first round, or the first after a resume."""
+        """Called before the first round, and again after a resume."""
 
     def round(self, result: Round) -> str | None:
-        """After a round; a reason to end the run here, in good order, or None. It can be resumed."""
+        """Called after every round. Return a reason to end the run here, in good order, or None to continue.
 
-    def warn(self, words: str) -> None:
-        """Something is not as it should be, but the run goes on; warnings of a round are in its `Round`."""
+        A run ended by an observer is logged as interrupted, with the reason, and can be resumed.
+        """
+
+    def warn(self, t: int, text: str) -> None:
+        """Called for every warning; `t` is the last round it concerns, 0 before the first round."""
 
     def end(self, end: End) -> None:
-        """After the last round; not told of a run that ends early."""
+        """Called after the last round; not if the run ends early."""

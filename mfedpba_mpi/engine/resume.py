@@ -1,4 +1,4 @@
-"""Resuming a run: with its own settings and data, or with more rounds, but never with anything else."""
+"""Resuming a run with its own settings and data. Only the number of rounds may grow."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from mfedpba_mpi.engine.setup import draw_partition
 from mfedpba_mpi.errors import COMPLETE, UserError
 from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, load_run
 
-DAMAGED = "damaged"  # the log is, and only checkpoints can be read
+DAMAGED = "damaged"  # status of a run whose log is damaged: only its checkpoints can be read
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What the files of a run say about it; `recorded` is the data directory that it was started with.
+    """A run as recorded in its files.
 
-    `origin` is that of its data, "real" or "synthetic".
+    Attributes
+    ----------
+    fingerprint, origin : of its data; the origin is "real" or "synthetic".
+    recorded : the data directory that it was started with.
     """
 
     directory: Path
@@ -42,38 +45,38 @@ class StoredRun:
 
     @property
     def data_dir(self) -> Path:
-        """Where to look for its data: the recorded directory or, if that is gone, the usual one."""
+        """The recorded data directory, or the default one if that no longer exists."""
         recorded = Path(self.recorded)
         return recorded if self.recorded and recorded.is_dir() else default_data_dir()
 
     def check_data(self, fingerprint: str, path: Path) -> None:
-        """Refuse to go on with other data."""
+        """Raise a UserError if the data are not those that the run was started with."""
         if fingerprint != self.fingerprint:
             raise UserError(
-                f"data-dir: the run in {self.directory} was started with other data than {path} has (fingerprint "
-                f"{self.fingerprint[:12]}, not {fingerprint[:12]}); {self._fix(path)}"
+                f"data-dir: {path} is not the data that the run in {self.directory} was started with (fingerprint "
+                f"{fingerprint[:12]}, expected {self.fingerprint[:12]}); {self._fix(path)}"
             )
 
     def _fix(self, path: Path) -> str:
-        """What to do where `path` has not the data."""
+        """How to fix wrong data at `path`."""
         full = path.resolve()  # a directory of stores, or a store in it or in its directory of stand-ins
         elsewhere = self.recorded and Path(self.recorded) not in (full, full.parent, full.parent.parent)
-        where = f"it was started with --data-dir {self.recorded}; give that" if elsewhere else "bring them back"
+        where = f"use --data-dir {self.recorded}, as at its start" if elsewhere else "restore the data"
         return f"{where}, or choose another --out"
 
     def find_data(self, data_dir: Path) -> None:
-        """Refuse to go on with other data, or with a stand-in for real ones that are gone, before anything is made."""
+        """Raise a UserError if the data have changed, or if real data are missing, before a stand-in is made."""
         store = find_store(self.config, data_dir)
         if self.origin == "real" and (store is None or store.origin != "real"):
             raise UserError(
-                f"data-dir: the run in {self.directory} was started with real data, but there are none of "
-                f"{self.config.dataset} in {data_dir.resolve()}; {self._fix(data_dir)}"
+                f"data-dir: the run in {self.directory} was started with real data, but {data_dir.resolve()} has no "
+                f"real {self.config.dataset}; {self._fix(data_dir)}"
             )
         if store:
             self.check_data(store.fingerprint, store.path)
 
     def partition(self) -> Partition | None:
-        """Who owned what, by its log or, if that is damaged, by a checkpoint's; None if neither can be read."""
+        """The partition from its log or, if that is damaged, from a checkpoint's log; None if neither can be read."""
         from mfedpba_mpi.records.checkpoint import Checkpoints
 
         for log in (self.directory, *(saved.log for saved in Checkpoints(self.directory).manifests())):
@@ -83,18 +86,17 @@ class StoredRun:
         return None
 
     def check_partition(self, partition: Partition) -> None:
-        """Refuse to go on with other clients."""
+        """Raise a UserError if the clients are not those that the run was started with."""
         logged = self.partition()
         if logged and logged.digest != partition.digest:
             raise UserError(
-                f"partition: {self.config.partition} gives other clients than the run in {self.directory} was started "
-                "with; bring back the file, or the version of the program, that it was started with, or start over "
-                "with --overwrite"
+                f"partition: {self.config.partition} now gives other clients than the run in {self.directory} has; "
+                "restore the partition file or the program version it was started with, or start over with --overwrite"
             )
 
 
 def stored_run(directory: Path) -> StoredRun:
-    """The run in a directory, by its log or, if that is damaged, by a checkpoint."""
+    """The run in a directory, from its log or, if that is damaged, from a checkpoint."""
     load_plugins(directory)
     try:
         attributes = load_run(directory).attributes
@@ -104,7 +106,7 @@ def stored_run(directory: Path) -> StoredRun:
         return StoredRun(directory, config, status, *data)
     except UserError:
         log = directory / LOG_NAME
-        if not (directory / CHECKPOINTS).is_dir() or (log.exists() and not os.access(log, os.R_OK)):  # is it damaged?
+        if not (directory / CHECKPOINTS).is_dir() or (log.exists() and not os.access(log, os.R_OK)):  # not damage
             raise
         from mfedpba_mpi.records.checkpoint import Checkpoints
 
@@ -115,15 +117,15 @@ def stored_run(directory: Path) -> StoredRun:
 
 
 def load_plugins(directory: Path) -> None:
-    """Load the plugins that the run in a directory was started with; warn of those that have changed since."""
+    """Load the plugins that the run in a directory was started with; warn if one has changed since."""
     for log in (directory / LOG_NAME, *(directory / CHECKPOINTS).glob("*/log.h5")):
         try:
             entries = load_run(log).attributes["plugins"]
-        except UserError:  # damaged: a checkpoint has another
+        except UserError:  # damaged: try the log in a checkpoint
             continue
         for file in plugins.restore(entries):
             if launcher_rank_and_size()[0] == 0:
-                warnings.warn(f"plugin: {file} has changed since the run was started: numbers may differ", stacklevel=3)
+                warnings.warn(f"plugin: {file} has changed since the run was started: results may differ", stacklevel=3)
         return
 
 
@@ -134,24 +136,24 @@ def find_run(directory: Path) -> StoredRun | None:
 
 
 def find_same(directory: Path, config: RunConfig) -> StoredRun | None:
-    """The run in a directory, None if there is none; one with other settings, or more rounds, is refused."""
+    """The run in a directory, None if there is none. Raises a UserError if it has other settings, or more rounds."""
     stored = find_run(directory)
     if stored is None:
         return None
-    extended(stored.config, config.rounds)  # which has to be possible
+    extended(stored.config, config.rounds)  # raises an error if impossible
     old, new = (flat(c.as_dict()) for c in (stored.config, config))
     free = {*HARMLESS, *(["rounds"] if config.rounds > stored.config.rounds else [])}
     names = [name for name in old | new if old.get(name) != new.get(name) and name not in free]
     if names:
         differences = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in names)
         raise UserError(
-            f"out: the run in {directory} was begun with other settings: {differences}; use these, or another --out"
+            f"out: the run in {directory} was started with other settings: {differences}; use those, or another --out"
         )
     return stored
 
 
 def resumed(stored: StoredRun | None, config: RunConfig, data_dir: Path) -> tuple[RunConfig, bool]:
-    """The configuration to go on with, and whether there is nothing left to do; `config` may ask for more rounds."""
+    """The configuration to continue with, and whether the run is complete. `config` may ask for more rounds."""
     if stored is None:
         return config, False
     if stored.status == COMPLETE and config.rounds == stored.config.rounds:
@@ -164,7 +166,7 @@ def resumed(stored: StoredRun | None, config: RunConfig, data_dir: Path) -> tupl
 
 
 def resume_command(directory: Path, data_dir: Path) -> str:
-    """The line that resumes a run."""
+    """The command that resumes a run."""
     data = [] if data_dir == Path("data") else ["--data-dir", str(data_dir)]
     return shlex.join(["mfedpba-mpi", "resume", str(directory), *data, *plugins.arguments()])
 
@@ -173,7 +175,7 @@ def extended(config: RunConfig, rounds: int) -> RunConfig:
     """The same run with more rounds."""
     if rounds < config.rounds:
         has = count(config.rounds, "round")
-        raise UserError(f"rounds: the run has {has}, a resumed one cannot have fewer ({rounds})")
+        raise UserError(f"rounds: the run has {has} and cannot be resumed with fewer ({rounds})")
     if rounds == config.rounds:
         return config
     return dataclasses.replace(config, rounds=rounds, params=config.params.settled(config.rounds))

@@ -1,17 +1,15 @@
-"""One rank's part of the federation: its clients, the server if it is here, a round of them, and their state.
+"""One rank's part of the federation: its clients, the server on rank 0, a round of them, and their state.
 
-A round is given up as a whole or not at all. A rank that is told to stop in the middle, or that fails, declares the
-round void and goes on with its messages, but without computing; at its end all ranks are where they were before, in
-step, with the state of the last finished round at hand.
+A round is finished on all ranks, or void on all ranks. A rank that receives a signal in the middle, or fails, declares
+the round void: it stops computing but keeps exchanging messages. So all ranks reach the end of the round together and
+still have a snapshot of the last finished round.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntFlag
@@ -21,37 +19,38 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.comm.layout import Layout, Message
-from mfedpba_mpi.comm.serial import Comm
 from mfedpba_mpi.config.run_config import RunConfig
+from mfedpba_mpi.engine.clock import Clock
+from mfedpba_mpi.engine.digests import client_sha256, sha256
 from mfedpba_mpi.engine.observers import End, Round
 from mfedpba_mpi.engine.signals import Interrupted, Stop
 from mfedpba_mpi.errors import RunError, UserError, check_finite
 from mfedpba_mpi.methods.base import Client, Method, Server
-from mfedpba_mpi.methods.state import FORMS, Undeclared
+from mfedpba_mpi.methods.state import Undeclared
 from mfedpba_mpi.records.checkpoint import Saved, Snapshot
 from mfedpba_mpi.records.run_log import IN_FINAL
 from mfedpba_mpi.rng import generator, seed_generators
 
 T = TypeVar("T")
-WATCHED_ROUNDS = 3  # after which attributes that change should have shown; then it is looked at more and more rarely
+WATCHED_ROUNDS = 3  # checked for undeclared state; later rounds are checked at powers of two and at the end
 
 
 class RoundStatus(IntFlag):
-    """What the ranks say of a round, and what rank 0 makes of it for all of them."""
+    """The status of a round: each rank's flags, combined by rank 0 and sent back to all ranks."""
 
-    STOP = 1  # somebody was asked to stop
-    VOID = 2  # somebody has given the round up
-    FAILED = 4  # that was because of an error
-    SAVE = 8  # a checkpoint is due
+    STOP = 1  # a rank has received a signal
+    VOID = 2  # a rank has given up the round
+    FAILED = 4  # a rank has given up the round because of an error
+    SAVE = 8  # write a checkpoint
     ENOUGH = 16  # an observer ends the run here
 
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Note on any exception that passes where it happened."""
+    """Add a note to any exception that says where it was raised."""
     try:
         yield
     except Exception as error:
@@ -60,40 +59,28 @@ def located(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _left_alone(inbox: Message) -> Iterator[None]:
-    """Refuse a client that changes what it has received, which all clients of a process share."""
+def _read_only(inbox: Message) -> Iterator[None]:
+    """Raise a UserError if a client changes its inbox in place: all clients of a process share these tensors."""
     before = {name: value._version for name, value in inbox.items()}
     yield
     changed = [name for name, value in inbox.items() if value._version != before.get(name)]
     if changed:
         raise UserError(
-            f"the client changes inbox[{changed[0]!r}], which others share; let it work on a copy (.clone())"
+            f"the client changes inbox[{changed[0]!r}] in place, which other clients share; change a copy (.clone())"
         )
 
 
-def sha256(tensors: Mapping[str, Tensor]) -> bytes:
-    """The digest of a state: names without that of the attribute, shapes and bytes."""
-    digest = hashlib.sha256()
-    for path, tensor in tensors.items():
-        if path.endswith(FORMS):
-            continue
-        name = path.partition(".")[2] or path
-        array = tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{name}{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.digest()
-
-
-def client_sha256(client: Client) -> bytes:
-    """The digest of what a client has learned."""
-    return sha256({name: x for name, x in client.state_dict().items() if name != "predicted"})
-
-
 class Federation:
-    """The clients of this rank, the server if it is here, and what they were last told.
+    """The clients of this rank, the server on rank 0, and the messages they have received.
 
-    `last_broadcast` is the newest of everything the server has sent to all, by name; `inbox` what each client has
-    received of it. `finished` is the last finished round.
+    Attributes
+    ----------
+    last_broadcast : the newest value of everything that the server has broadcast, by name.
+    inbox : by client, the newest messages that it has received, by name.
+    finished : number of the last finished round.
+    snapshot : copy of the state after that round, taken by `take_snapshot`.
+    warnings : warnings of the last round, on rank 0.
+    failure : the error that made this rank give up the round.
     """
 
     def __init__(
@@ -108,8 +95,9 @@ class Federation:
         self.finished = 0
         self.failure: Exception | None = None
         self.began = time.perf_counter()
-        self.saving = 0.0  # seconds that checkpoints have taken since the last round
-        self._told: set[str] = set()
+        self.saving = 0.0  # seconds spent on checkpoints since the last round
+        self.warnings: list[str] = []
+        self._reported: set[str] = set()
         self._begin()
         if saved:
             self._restore(saved)
@@ -118,12 +106,12 @@ class Federation:
         self._watched_until = self.finished + WATCHED_ROUNDS
 
     @property
-    def asked(self) -> str:
-        """The signal that asks to stop, as far as this rank knows."""
-        return self.stop.asked or self.comm.asked
+    def stop_signal(self) -> str:
+        """Name of a signal received by this rank (on rank 0: also by a spare rank); "" if none."""
+        return self.stop.signal or self.comm.stop_signal
 
     def _begin(self) -> None:
-        """The server's first message, if there is one, before round 1; also before a checkpoint is taken up."""
+        """Send the server's first message, if the method has one; also before a checkpoint is restored."""
         if self.method.first().size:
             self._seed("first message")
             first = self.server.first_message() if self.server else None
@@ -134,11 +122,11 @@ class Federation:
             client.begin(self.inbox[k])
 
     def _seed(self, purpose: str, *key: int) -> None:
-        """Seed what the coming call may draw from the global generators."""
+        """Seed the global random generators for the next call of a client or server."""
         seed_generators(self.config.seed, purpose, *key)
 
     def _restore(self, saved: Saved) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state from a checkpoint."""
         device = self.comm.device
         state, self.last_broadcast = ({n: x.to(device) for n, x in part.items()} for part in saved.server())
         if self.server:
@@ -151,27 +139,27 @@ class Federation:
         self.finished = saved.round
 
     def take_snapshot(self) -> None:
-        """Copy the state aside, as that of the last finished round."""
+        """Copy the state of the last finished round."""
         self.snapshot = self.snapshot or Snapshot()
         clients = {k: client.state_dict() for k, client in self.clients.items()}
         server = self.server.state_dict() if self.server else {}
         self.snapshot.take(self.finished, clients, self.inbox, self.last_broadcast, server)
 
     def _deliver(self, clients: Iterable[int]) -> None:
-        """Let these clients have the news, those of them that are of this rank."""
+        """Put the last broadcast into the inboxes of those of these clients that are on this rank."""
         for k in clients:
             if k in self.inbox:
                 self.inbox[k] = {**self.inbox[k], **self.last_broadcast}
 
     def participants(self, t: int) -> list[int]:
-        """The clients drawn for round `t`, ascending."""
+        """The clients that take part in round `t`, ascending."""
         K, drawn = self.method.problem.K, self.method.problem.drawn
         if drawn == K:
             return list(range(K))
         return sorted(generator(self.config.seed, "participants", t).choice(K, drawn, replace=False).tolist())
 
     def round(self, t: int) -> tuple[Round, RoundStatus]:
-        """One round, all phases, evaluation and metrics; result and status are complete on rank 0."""
+        """Run a round: all phases, evaluation and metrics. Result and status are complete on rank 0 only."""
         clock = Clock()
         active = self.participants(t)
         evaluating = t % self.config.eval_every == 0 or t == self.config.rounds
@@ -183,14 +171,14 @@ class Federation:
         for phase in range(self.method.phases):
             up = {k: self.method.upload(t, phase, k) for k in active}
             down = {k: self.method.reply(t, phase, k) for k in active}
-            self.comm.where = f"round {t}, training"
+            self.comm.activity = f"round {t}, training"
             uploads = self._compute(lambda: self._update(t, phase, active, clock))  # noqa: B023
             if uploads is None:
                 uploads = {k: up[k].blank() for k in active if k in self.clients}
             received = self.comm.gather(uploads, up) if _any(up) else {}
             if evaluating and phase == self.method.phases - 1 and not self.method.predicts_from_reply:
-                scores = self._evaluate(t, clock)  # while the server, if it is elsewhere, works
-            self.comm.where = f"round {t}, the server's step"
+                scores = self._evaluate(t, clock)  # while rank 0 runs the server's step
+            self.comm.activity = f"round {t}, the server's step"
             self._reply(t, phase, received, down, clock)
             for k in active:
                 sent["bytes_up"][k] += up[k].payload_bytes
@@ -205,25 +193,25 @@ class Federation:
             values["participants"] = np.isin(np.arange(K), active)
             values["wire_up"] += 8 * self._width  # the metrics
             values |= self.server.record if self.server else {}
-        warnings = list(self.server.warnings) if self.server else []
+        self.warnings = []
         if self.server:
-            self.server.warnings.clear()
+            self.warnings, self.server.warnings = self.server.warnings, []
         if t <= self._watched_until or t & (t - 1) == 0 or t == self.config.rounds:
-            warnings += self._undeclared_changes()
-        return Round(t, values, warnings), round_status
+            self.warnings += self._undeclared_changes()
+        return Round(t, values), round_status
 
     def _undeclared_changes(self) -> list[str]:
-        """Warnings of attributes that changed in this round but are in no checkpoint, on rank 0; each is given once."""
+        """On rank 0: one warning for each attribute that changed in this round but is in no checkpoint."""
         new = set(filter(None, "\n".join(self.comm.collect("\n".join(self._undeclared.changes()))).split("\n")))
-        new, self._told = new - self._told, self._told | new
+        new, self._reported = new - self._reported, self._reported | new
         return [
-            f"{name} changes from round to round, but is in no checkpoint, so a resumed run would give other numbers: "
-            "let it be an attribute that is listed in `persistent`, or in `transient` if no later round depends on it"
+            f"{name} changes from round to round but is not in the checkpoint, so a resumed run would give other "
+            "results: make it an attribute listed in `persistent`, or in `transient` if no later round depends on it"
             for name in sorted(new)
         ]
 
     def _compute(self, work: Callable[[], T]) -> T | None:
-        """The result of `work`, or None, and the round is void: it was already, or stops here, or has failed."""
+        """The result of `work`; None if the round is void, or becomes void here by a signal or an error."""
         if self.comm.void:
             return None
         try:
@@ -235,7 +223,7 @@ class Federation:
             if not isinstance(error, RunError | UserError):
                 traceback.print_exc()
             self.failure = error
-            self.comm.fail_soon(error)
+            self.comm.raise_if_stuck(error)
         self.comm.void = True
         return None
 
@@ -246,7 +234,7 @@ class Federation:
                 if k in self.clients:
                     with clock.client(k), located(f"client {k}"):
                         self._seed("update", k, t, phase)
-                        with _left_alone(self.inbox[k]):
+                        with _read_only(self.inbox[k]):
                             uploads[k] = self.clients[k].update(t, phase, self.inbox[k])
                         for name, value in uploads[k].items():
                             check_finite(f"client {k}, round {t}: its {name}", value, "lower --lr")
@@ -259,17 +247,17 @@ class Federation:
                 for k, client in self.clients.items():
                     with clock.client(k), located(f"client {k}"):
                         self._seed("evaluate", k, t)
-                        with _left_alone(self.inbox[k]):
+                        with _read_only(self.inbox[k]):
                             scores[k] = client.evaluate(t, self.inbox[k])
             return scores
 
-        self.comm.where = f"round {t}, evaluation"
+        self.comm.activity = f"round {t}, evaluation"
         return self._compute(work) or {}
 
     def _reply(
         self, t: int, phase: int, received: Mapping[int, Message], down: Mapping[int, Layout], clock: Clock
     ) -> None:
-        """The server's step, and its reply to everyone or to each participant."""
+        """Run the server's step and send its reply: a broadcast, or one message for each participant."""
         differ, reply = self.method.replies_differ(t, phase), None
         if self.server:
             server = self.server
@@ -289,27 +277,27 @@ class Federation:
 
     @property
     def _width(self) -> int:
-        """Numbers a client reports each round: of its training, items tested, correct ones by each predictor."""
-        return len(self._trained) + 1 + len(self.method.predictors)
+        """Numbers that a client reports in a round: training metrics, items tested, correct items of each predictor."""
+        return len(self._training_metrics) + 1 + len(self.method.predictors)
 
     @property
-    def _trained(self) -> list[str]:
-        """What a client reports of its training, by name in /rounds: its losses, and its gradient if it is tracked."""
+    def _training_metrics(self) -> list[str]:
+        """Names in /rounds of what a client reports of its training: its losses and, if tracked, its gradient norm."""
         losses = [f"loss_{term}" for term in self.method.client_class.terms]
         return losses + ["gradient_norm2"] * self.config.track_gradients
 
     def _gather_metrics(
         self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock
     ) -> tuple[dict[str, Any], RoundStatus]:
-        """Losses, scores and times of all clients, and times and statuses of the ranks, on rank 0: one small gather."""
-        trained, predictors, took_part = self._trained, self.method.predictors, set(active)
+        """Gather losses, scores and times of all clients, and times and statuses of all ranks, on rank 0."""
+        metrics, predictors, participants = self._training_metrics, self.method.predictors, set(active)
         round_status = self._round_status()
         rows = np.full((len(self.clients) + 1, self._width + 1), np.nan)
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):
-            if k in took_part and not round_status & RoundStatus.VOID:
+            if k in participants and not round_status & RoundStatus.VOID:
                 losses = [client.losses[term] for term in self.method.client_class.terms]
-                row[: len(trained)] = losses + [client.gradient_norm2] * self.config.track_gradients
-            row[len(trained) : -1] = scores.get(k, -1)
+                row[: len(metrics)] = losses + [client.gradient_norm2] * self.config.track_gradients
+            row[len(metrics) : -1] = scores.get(k, -1)
             row[-1] = clock.clients[k]
         rows[-1, :3] = clock.seconds["train"], clock.seconds["eval"], round_status
         gathered = self.comm.gather_rows(rows)
@@ -319,9 +307,9 @@ class Federation:
             round_status |= RoundStatus(int(part[-1, 2]))
         order = np.argsort([k for clients in self.comm.ranks for k in clients])
         table = np.concatenate([part[:-1] for part in gathered])[order]
-        tested, *correct = table[:, len(trained) : -1].T.astype(np.int64)
+        tested, *correct = table[:, len(metrics) : -1].T.astype(np.int64)
         accuracy = [np.where(tested > 0, hits / np.maximum(tested, 1), np.nan) for hits in correct]
-        values = {name: table[:, i] for i, name in enumerate(trained)}
+        values = {name: table[:, i] for i, name in enumerate(metrics)}
         if len(predictors) > 1:
             values |= {f"accuracy_{name}": part for name, part in zip(predictors, accuracy, strict=True)}
         return values | {
@@ -333,16 +321,15 @@ class Federation:
         }, round_status
 
     def _round_status(self) -> RoundStatus:
-        """What this rank has to say of the round."""
-        said = {RoundStatus.STOP: self.asked, RoundStatus.VOID: self.comm.void, RoundStatus.FAILED: self.failure}
-        return reduce(or_, (word for word, true in said.items() if true), RoundStatus(0))
+        """The status of the round on this rank."""
+        flags = {RoundStatus.STOP: self.stop_signal, RoundStatus.VOID: self.comm.void, RoundStatus.FAILED: self.failure}
+        return reduce(or_, (flag for flag, is_set in flags.items() if is_set), RoundStatus(0))
 
     def _times(self, clock: Clock, ranks: np.ndarray) -> dict[str, float]:
-        """Where the time since the last round went.
+        """How the time since the last round was spent.
 
-        Training and evaluation are those of the slowest rank; communication is what remains beside them, the server and
-        a checkpoint after the last round, so it counts from the arrival of the last rank and includes packing, logging
-        and copying the state.
+        Training and evaluation are the slowest rank's. Communication is the rest: total minus training, evaluation,
+        server and checkpoint. It starts when the last rank arrives, and includes packing, logging and the snapshot.
         """
         now = time.perf_counter()
         total, self.began = now - self.began, now
@@ -361,7 +348,7 @@ class Federation:
         }
 
     def end(self) -> End:
-        """Final digests, prototypes and predictions, gathered like any upload."""
+        """Gather the final digests, prototypes and predictions, like any upload."""
         problem = self.method.problem
         messages = {}
         for k, client in self.clients.items():
@@ -385,32 +372,11 @@ class Federation:
         return End(digests, server, found, self.method.predictors, predicted, self.last_broadcast, final)
 
     def _items(self) -> dict[int, int]:
-        """How many items to classify a test row of each client is, on every rank."""
+        """Items to classify per test row of each client, on every rank: 1, or |M_k| with fusion "separate"."""
         own = {k: client.predicted.shape[1] for k, client in self.clients.items() if client.predicted is not None}
         parts = map(json.loads, self.comm.collect(json.dumps(own)))
         everyone = self.comm.share(json.dumps({k: n for part in parts for k, n in part.items()}))
         return {int(k): n for k, n in json.loads(everyone).items()}
-
-
-class Clock:
-    """Adds up seconds by name, and by client those of the CPU, which others on the same core do not lengthen."""
-
-    def __init__(self) -> None:
-        self.seconds = {"train": 0.0, "eval": 0.0, "server": 0.0}
-        self.clients: dict[int, float] = defaultdict(float)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - began
-
-    @contextmanager
-    def client(self, k: int) -> Iterator[None]:
-        """Adds what follows to client k's."""
-        began = time.process_time()
-        yield
-        self.clients[k] += time.process_time() - began
 
 
 def _step(server: Server, t: int, phase: int, received: Mapping[int, Message]) -> Any:
@@ -419,11 +385,13 @@ def _step(server: Server, t: int, phase: int, received: Mapping[int, Message]) -
 
 
 def _check_names(method: Method) -> None:
-    """Refuse a name for something broadcast that is something else in the log's /final."""
+    """Raise a TypeError if the method broadcasts a name that the log's /final uses for something else."""
     replies = (method.reply(1, phase, 0) for phase in range(method.phases) if not method.replies_differ(1, phase))
     taken = {name for layout in (method.first(), *replies) for name in layout.shapes} & set(IN_FINAL)
     if taken:
-        raise TypeError(f"{type(method).__name__} broadcasts {', '.join(taken)}, which the log's /final has; rename it")
+        raise TypeError(
+            f"{type(method).__name__} broadcasts {', '.join(taken)}, a reserved name in the log's /final; rename it"
+        )
 
 
 def _any(layouts: Mapping[int, Layout]) -> bool:

@@ -1,4 +1,4 @@
-"""Before round 1: who owns what, which networks they have, and what each costs to train."""
+"""Before round 1: the partition, the clients' networks, and the estimated cost of training each client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.config.run_config import MIN_SAMPLES, RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.partition import REVISION, Partition, make_partition
@@ -27,19 +27,19 @@ def prepare(
     config: RunConfig, data_dir: Path, comm: Comm, run: Path | None = None, scratch: str = "",
     logged: Partition | None = None,
 ) -> tuple[Problem, Partition, FeatureStore, Path]:  # fmt: skip
-    """Rank 0 finds or makes the store and deals it out; then every rank reads who owns what.
+    """Rank 0 opens or makes the store and writes the shards; then every rank reads the partition.
 
     Parameters
     ----------
-    run, scratch : the run's directory, and where shards are to be written if not beside the data (see `data.scratch`).
-    logged : on rank 0, who owned what before the run was interrupted; counts where the partition's file is gone.
+    run, scratch : the run's directory, and the directory for shards if not beside the data (see `data.scratch`).
+    logged : on rank 0, the partition of a resumed run; used if its partition file no longer exists.
     """
     hosts = comm.collect(socket.gethostname())
     path = ""
     if comm.is_server:
-        places = Scratch(data_dir, scratch, run, len(set(hosts)) == 1)
-        store = open_dataset(config, data_dir, places)
-        path = f"{store.path}\n{_ensure_shards(config, store, places, logged)}"
+        scratch_dirs = Scratch(data_dir, scratch, run, len(set(hosts)) == 1)
+        store = open_dataset(config, data_dir, scratch_dirs)
+        path = f"{store.path}\n{_ensure_shards(config, store, scratch_dirs, logged)}"
     store_path, shards_path = comm.share(path).split("\n")
     store, shards = FeatureStore(store_path), Path(shards_path)
     partition = read_partition(shards)
@@ -47,7 +47,7 @@ def prepare(
 
 
 def _ensure_shards(config: RunConfig, store: FeatureStore, scratch: Scratch, logged: Partition | None) -> Path:
-    """The file of the run's shards, made where it is missing or unreadable."""
+    """The file of the run's shards, written if it is missing or unreadable."""
     given = None
     if config.partition_file:
         gone = not config.partition_file.is_file()
@@ -62,7 +62,7 @@ def _ensure_shards(config: RunConfig, store: FeatureStore, scratch: Scratch, log
 
 
 def draw_partition(config: RunConfig, info: Dataset, labels: np.ndarray) -> Partition:
-    """Who owns what of the samples with these labels: drawn, or as the run's partition file says."""
+    """The partition of the samples with these labels: drawn, or read from the partition file."""
     if config.partition_file:
         return deal_from_file(config.partition_file, info, labels, config.seed, config.validation)
     return make_partition(
@@ -72,7 +72,7 @@ def draw_partition(config: RunConfig, info: Dataset, labels: np.ndarray) -> Part
 
 
 def draw_problem(config: RunConfig, info: Dataset, labels: np.ndarray, partition: Partition) -> Problem:
-    """The clients of a partition of the samples with these labels, their networks drawn."""
+    """The clients of a partition, with their networks drawn at random."""
     specs = []
     for k, owned in enumerate(partition.modalities):
         rng = generator(config.seed, "architecture", k)
@@ -83,18 +83,18 @@ def draw_problem(config: RunConfig, info: Dataset, labels: np.ndarray, partition
 
 
 def shards_key(config: RunConfig, store: FeatureStore, given: Partition | None = None) -> str:
-    """What the shards of a run depend on, as a hash: the settings that draw a partition, or the `given` one itself."""
+    """A hash of everything the shards depend on: the data, and the partition's settings or the `given` partition."""
     drawn = (REVISION, config.partition, config.clients, config.alpha, config.seed, config.validation)
     parts = (store.fingerprint, *((given.digest,) if given else drawn))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def cost(problem: Problem, k: int) -> float:
-    """What an epoch of client k costs, about in microseconds of a core; only ratios matter.
+    """Estimated cost of an epoch of client k, roughly in microseconds of a core; only ratios matter.
 
-    With small batches operations cost more than arithmetic, and convolutions more than their multiply-accumulates say.
-    The numbers are rounded from a fit to 460 clients of six datasets. On those same clients the deviation of log(cost /
-    seconds) is 0.26, that of multiply-accumulates alone 0.68.
+    With small batches the overhead of operations dominates the arithmetic, and convolutions cost more than their
+    multiply-accumulates suggest. The constants are rounded from a fit to 460 clients of six datasets. On these clients
+    the standard deviation of log(cost / seconds) is 0.26; for multiply-accumulates alone it is 0.68.
     """
     client = problem.clients[k]
     steps = -(-client.n_train // problem.config.batch_size)
@@ -102,7 +102,7 @@ def cost(problem: Problem, k: int) -> float:
     for m, architecture in zip(client.modalities, client.architectures, strict=True):
         modality = problem.info.modalities[m]
         layers = convolutions(architecture, modality.width)
-        places = sum(layer.outputs * prod(layer.size) for layer in layers)
+        outputs = sum(layer.outputs * prod(layer.size) for layer in layers)
         total += steps * (70 * (len(architecture.widths) + 1) + 380 * len(layers))
-        total += client.n_train * (8.5e-5 * macs(architecture, modality, problem.d) + 8.5e-3 * places)
+        total += client.n_train * (8.5e-5 * macs(architecture, modality, problem.d) + 8.5e-3 * outputs)
     return total

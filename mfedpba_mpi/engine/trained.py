@@ -1,4 +1,4 @@
-"""The trained clients of a run, taken from its last checkpoint."""
+"""`load_clients`: the trained clients of a run, from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from mfedpba_mpi.comm.devices import process_settings_restored, set_up
 from mfedpba_mpi.comm.layout import Message
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.store import FeatureStore
 from mfedpba_mpi.engine.loop import build
@@ -33,8 +33,8 @@ class TrainedClient:
 
     Attributes
     ----------
-    model : its extractors and its classifier, an `nn.Module` in evaluation mode.
-    modalities : names of the modalities it owns, in the order of ``model.extractors``.
+    model : its extractors and classifier, an `nn.Module` in evaluation mode.
+    modalities : names of its modalities, in the order of ``model.extractors``.
     train_rows, test_rows : its rows of the store.
     """
 
@@ -49,16 +49,16 @@ class TrainedClient:
         return f"<TrainedClient {self.k}: {', '.join(self.modalities)}, after round {self.t}>"
 
     def predict(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The classes (n,) that the client predicts for n rows of the store; with fusion "separate" (|M_k|, n).
+        """The predicted classes (n,) of n rows of the store; (|M_k|, n) with fusion "separate".
 
-        Features are normalised as in training, by the client's own training rows.
+        Features are normalised as in training, with the statistics of the client's training rows.
         """
         client, n_train, wanted = self._client, len(self.train_rows), np.asarray(rows)
         N = self._store.info.samples
         if wanted.ndim != 1 or (
             wanted.size and (wanted.dtype.kind not in "iu" or wanted.min() < 0 or wanted.max() >= N)
         ):
-            raise UserError(f"rows: give a list of whole numbers from 0 to {N - 1}, the rows of {self._store.path}")
+            raise UserError(f"rows: expected row numbers of {self._store.path}, integers from 0 to {N - 1}")
         if not wanted.size:
             return self.predict(np.zeros(1, np.int64))[..., :0]
         order = np.concatenate([self.train_rows, wanted.astype(np.int64)])
@@ -74,22 +74,22 @@ class TrainedClient:
 
 
 def load_clients(run: Run | str | Path, data_dir: str | Path | None = None) -> list[TrainedClient]:
-    """The clients of a run as its last checkpoint has them, with their data.
+    """Load the clients of a run, with their data, from its last checkpoint.
 
     Parameters
     ----------
     run : a `Run`, or its directory.
-    data_dir : where its feature store is kept  [default: the directory that it was started with].
+    data_dir : directory of the datasets  [default: the one that the run was started with].
     """
     directory = run.path.parent if isinstance(run, Run) else Path(run)
-    stored, comm = stored_run(directory), Comm()
+    stored, comm = stored_run(directory), SerialComm()
     place = Path(data_dir or stored.data_dir)
     problem, partition, store, shards = prepare(stored.config, place, comm, directory, logged=stored.partition())
     stored.check_data(store.fingerprint, store.path)
     stored.check_partition(partition)
     saved = Checkpoints(directory).newest(comm, warnings.warn)
     if saved is None:
-        raise UserError(f"{directory} has no checkpoint to take the clients from; run it again with --overwrite")
+        raise UserError(f"{directory} has no checkpoint to load the clients from; run it again with --overwrite")
     with _settings_of_a_run(stored.config):
         federation = build(problem, shards, comm, Stop(), saved)
     return [
@@ -100,7 +100,7 @@ def load_clients(run: Run | str | Path, data_dir: str | Path | None = None) -> l
 
 @contextmanager
 def _settings_of_a_run(config: RunConfig) -> Iterator[None]:
-    """Torch's settings as in a run on the CPU; outside they are the caller's, and so are the random generators."""
+    """torch's settings as in a run on the CPU; the caller's settings and random generators are restored at the end."""
     with process_settings_restored():
         set_up("cpu", 0, config.threads)
         yield

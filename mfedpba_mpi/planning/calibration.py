@@ -16,7 +16,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from mfedpba_mpi.comm.layout import Layout, Message
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.data.store import Values
@@ -63,7 +63,7 @@ def calibrate(problem: Problem) -> Rates:
     server = method.server(device)
     drawn = [*sample, *(k for k in range(K) if k not in clients)][: max(len(sample), problem.drawn)]
     inbox: dict[int, Message] = {k: {} for k in sample}
-    comm = Comm()
+    comm = SerialComm()
     comm.place([0.0] * K)
     first = server.first_message() if server else {}
     for k, client in clients.items():

@@ -25,10 +25,11 @@ from rich.table import Table
 
 from mfedpba_mpi import __version__
 from mfedpba_mpi.cli.console import bytes_of, count, ranges, table
+from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.comm.devices import set_up
 from mfedpba_mpi.comm.launcher import available_cores, launcher_rank_and_size
 from mfedpba_mpi.comm.layout import Layout
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data
 from mfedpba_mpi.data.sources import describe
 from mfedpba_mpi.engine.launch import FaultTolerance, init_mpi, make_comm
@@ -156,7 +157,7 @@ def messages(comm: Comm, clients: int) -> float:
     for _ in range(REPEATS):
         began = time.perf_counter()
         comm.broadcast(x if comm.is_server else None, layout)
-        comm.gather({k: x for k in comm.mine if k in senders}, senders)
+        comm.gather({k: x for k in comm.own_clients if k in senders}, senders)
         seconds.append(time.perf_counter() - began)
     return median(seconds)
 
@@ -171,6 +172,6 @@ def same_bits(method: str, clients: int, device: str, place: Path, comm: Comm) -
     together, alone = Digests(), Digests()
     run_rounds(config, place, comm, [together])
     if comm.is_server:
-        run_rounds(config, place, Comm(), [alone])
+        run_rounds(config, place, SerialComm(), [alone])
     comm.barrier()
     return together.found == alone.found

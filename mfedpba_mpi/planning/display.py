@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from mfedpba_mpi.cli.console import bytes_of, count, duration, table
-from mfedpba_mpi.comm.devices import pick
+from mfedpba_mpi.comm.devices import choose_device
 from mfedpba_mpi.planning.disk import disk_of
 from mfedpba_mpi.planning.plan import NETWORK, Plan, activation_bytes, client_bytes
 
@@ -46,7 +46,7 @@ def report(plan: Plan) -> Iterator[str | Table]:
     )
     if machine.gpus and config.device != "cpu":
         turns = ", ".join(
-            f"local rank {r} uses {pick('cuda', r, machine.gpus)}" for r in range(min(3, machine.per_node))
+            f"local rank {r} uses {choose_device('cuda', r, machine.gpus)}" for r in range(min(3, machine.per_node))
         )
         yield f"GPUs: {turns}{', ...' if machine.per_node > 3 else ''}; no speed is predicted for them"
     else:

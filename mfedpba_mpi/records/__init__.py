@@ -1,1 +1,1 @@
-"""What a run leaves behind: the HDF5 log, written round by round and read back as a `Run`."""
+"""The records of a run: its HDF5 log, checkpoints, lock and status, and tables and data frames made from the log."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 from mfedpba_mpi.config.fields import flat
 from mfedpba_mpi.data.catalog import printable
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.files import replacing
+from mfedpba_mpi.records.run import Run, bracketed
 
 Writer = Callable[[Path], None]
 TABLES = {
@@ -41,38 +42,36 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
 
 def table_files(runs: dict[str, Run], directory: Path, suffix: str) -> dict[Path, Writer]:
     """The tables with all runs in each, as CSV or Parquet by their suffix, and the runs' settings."""
-    files: dict[Path, Writer] = {directory / f"{name}.{suffix}": partial(_write_table, runs, name) for name in TABLES}
+    files: dict[Path, Writer] = {
+        directory / f"{name}.{suffix}": partial(_write_table, runs, name, suffix) for name in TABLES
+    }
     return files | {directory / "config.json": partial(_write_settings, runs)}
 
 
 def event_files(runs: dict[str, Run], directory: Path) -> dict[Path, Writer]:
     """A directory a run with its scalars, its settings as hyper-parameters and as text."""
-    return {directory / f"{name}{run.remark}" / EVENTS: partial(_write_events, name, run) for name, run in runs.items()}
+    return {
+        directory / f"{name}{bracketed(run.remark)}" / EVENTS: partial(_write_events, name, run)
+        for name, run in runs.items()
+    }
 
 
 def write(files: dict[Path, Writer], overwrite: bool) -> None:
-    """Write all files aside, then move them into place; none where one is there already or cannot be written."""
-    # under names in which TensorBoard, which may be looking, sees no event files
-    asides = {path: path.with_name(f".{os.getpid()}-{i}.part{path.suffix}") for i, path in enumerate(files)}
+    """Write all files, or none if one of them exists already or cannot be written."""
     path = Path()
     try:
         for path in files:
             if path.exists() and not overwrite:
-                raise UserError(f"{path} is there already; --overwrite replaces it")
-        for path, aside in asides.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files[path](aside)
-        for path, aside in asides.items():
-            os.replace(aside, path)
+                raise UserError(f"{path} exists already; replace it with --overwrite")
+        with ExitStack() as stack:
+            for path, write_file in files.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_file(stack.enter_context(replacing(path)))
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another directory") from None
-    finally:
-        for aside in asides.values():
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
 
 
-def _write_table(runs: dict[str, Run], name: str, path: Path) -> None:
+def _write_table(runs: dict[str, Run], name: str, suffix: str, path: Path) -> None:
     """One of TABLES of all runs; in front of each row whose it is and what its numbers are worth."""
     import pandas as pd
 
@@ -85,7 +84,7 @@ def _write_table(runs: dict[str, Run], name: str, path: Path) -> None:
     first = [*whose, "synthetic", "validation"]
     table = table[[*first, *(column for column in table.columns if column not in first)]]
     table.attrs = {"runs": {key: frame.attrs for key, frame in zip(runs, frames, strict=True)}}
-    if path.suffix == ".csv":
+    if suffix == "csv":
         table.to_csv(path, index=False, lineterminator="\n", encoding="utf-8")
     else:
         table.to_parquet(path, index=False, engine="pyarrow")
@@ -109,7 +108,7 @@ def _write_events(name: str, run: Run, path: Path) -> None:
 
     start, times = _clock(run)
     code = json.dumps(_settings(run), indent=2).replace("\n", "\n    ")  # Markdown takes what is indented as it is
-    text = f"**{run.remark.strip(' ()') or 'real data'}**, {run.status}\n\n    {code}"
+    text = f"**{run.remark or 'real data'}**, {run.status}\n\n    {code}"
     events = [
         Event(wall_time=start, file_version="brain.Event:2"),
         Event(wall_time=start, summary=hparams_pb(_hyper_parameters(run), name, start)),

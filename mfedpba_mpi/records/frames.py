@@ -203,7 +203,7 @@ def _finish(run: Run, columns: dict[str, Any]) -> pd.DataFrame:
     frame.attrs = {
         **{name: printable(str(run.attributes[name])) for name in ("method", "label", "dataset", "data_origin")},
         "seed": int(run.attributes["seed"]), "status": run.status, "synthetic": run.synthetic,
-        "validation": run.validation, "remark": run.remark.strip(" ()"),
+        "validation": run.validation, "remark": run.remark,
         "left_out": [n for n, v in run.rounds.items() if axes_of(n, v.shape[1:], K, M) is None],
     }  # fmt: skip
     return frame

@@ -1,4 +1,4 @@
-"""One run, one directory: rank 0 holds a lock on it, which the kernel takes back when the process ends, however."""
+"""The lock of a run's directory. Rank 0 holds it; the kernel releases it when the process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from pathlib import Path
 from mfedpba_mpi.errors import UserError
 
 LOCK_NAME = ".lock"
-IN_USE = "is in use by"  # in what is said to those who come later
-_PATIENCE = 0.5  # seconds; `held` takes the lock for a moment
-_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")  # one kernel serves all who see it
-_SHARING = {"nfs": "local_lock=none", "nfs4": "local_lock=none", "lustre": "flock"}  # mounted with this option
+_RETRY_SECONDS = 0.5  # `held` takes the lock for a moment
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay")  # file systems of one host
+_SHARING = {"nfs": "local_lock=none", "nfs4": "local_lock=none", "lustre": "flock"}  # share locks if mounted so
+
+
+class DirectoryInUse(UserError):
+    """Another process holds the lock of the run's directory."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory, or say who does."""
+    """Hold the lock of a directory. Raises `DirectoryInUse` if another process holds it."""
     path = directory / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -32,9 +35,9 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         _take(descriptor, path)
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        _replace(descriptor, json.dumps(owner))
+        _write_owner(descriptor, json.dumps(owner))
         yield
-        _replace(descriptor, "")
+        _write_owner(descriptor, "")
     finally:
         os.close(descriptor)
 
@@ -42,8 +45,8 @@ def locked(directory: Path) -> Iterator[None]:
 def held(directory: Path) -> bool:
     """Whether a process holds the lock of a directory, as far as this host can see.
 
-    The lock is tried, since the owner's number says little: a killed process can stay as a zombie, its number can
-    belong to another process by now, and a container has numbers of its own.
+    The lock itself is tried, because the owner's process ID is not reliable: a killed process can remain as a zombie,
+    its ID can be reused, and containers have their own IDs.
     """
     path = directory / LOCK_NAME
     try:
@@ -52,13 +55,13 @@ def held(directory: Path) -> bool:
         return False
     except BlockingIOError:
         return True
-    except OSError:  # no lock, or a file system without locks: all there is to go by is the name
+    except OSError:  # no lock, or a file system without locks: only the recorded owner is known
         owner = owner_of(path)
         return bool(owner) and (owner["host"] != socket.gethostname() or _alive(owner["pid"]))
 
 
 def shares_locks(directory: Path) -> bool:
-    """Whether this host is known to see the locks that other hosts hold in a directory."""
+    """Whether this host sees the locks that other hosts hold in a directory, as far as is known."""
     try:
         device = directory.stat().st_dev
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
@@ -73,49 +76,49 @@ def shares_locks(directory: Path) -> bool:
 
 
 def refuse_held(directory: Path) -> None:
-    """Say who holds the lock of a directory, where a living process does."""
+    """Raise `DirectoryInUse` if a process holds the lock of a directory."""
     if held(directory):
         path = directory / LOCK_NAME
-        raise _taken(path, owner_of(path))
+        raise _in_use(path, owner_of(path))
 
 
-def _replace(descriptor: int, words: str) -> None:
-    """The owner's name, for others to read; a full disk keeps nobody from running."""
+def _write_owner(descriptor: int, text: str) -> None:
+    """Record the owner for other processes to read. A full disk is no reason to stop."""
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, words.encode(), 0)
+        os.pwrite(descriptor, text.encode(), 0)
     except OSError:
         pass
 
 
 def _take(descriptor: int, path: Path) -> None:
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _RETRY_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > until:
-                raise _taken(path, owner_of(path)) from None
+                raise _in_use(path, owner_of(path)) from None
             time.sleep(0.01)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                 raise
-            owner = owner_of(path)  # a file system without locks: all there is to go by is the name
+            owner = owner_of(path)  # a file system without locks: only the recorded owner is known
             if owner and (owner["host"] != socket.gethostname() or _alive(owner["pid"])):
-                raise _taken(path, owner, " (if that process is no more, delete it)") from None
+                raise _in_use(path, owner, " (if that process no longer exists, delete it)") from None
             return
 
 
-def _taken(path: Path, owner: dict[str, object], hint: str = "") -> UserError:
+def _in_use(path: Path, owner: dict[str, object], hint: str = "") -> DirectoryInUse:
     who = f"process {owner['pid']} on {owner['host']} since {owner['since']}" if owner else "another process"
-    return UserError(
-        f"out: {path.parent} {IN_USE} {who}, which holds {path.name}{hint}; wait for it, or choose another --out"
+    return DirectoryInUse(
+        f"out: {path.parent} is in use by {who}, which holds {path.name}{hint}; wait for it, or choose another --out"
     )
 
 
 def owner_of(path: Path) -> dict[str, object]:
-    """Who wrote a lock: host, process and since when; nothing where it does not say."""
+    """The owner recorded in a lock file: host, pid and since; {} if there is none."""
     try:
         owner = json.loads(path.read_bytes())
         return {"host": str(owner["host"])[:100], "pid": int(owner["pid"]), "since": str(owner["since"])[:30]}

@@ -1,14 +1,14 @@
-"""Reading a run back, finished or still going; `data/sealed.py` says how its log is kept from damage."""
+"""Reading the log of a run, finished or still running. `data/sealed.py` describes how the log detects damage."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -22,17 +22,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOG_NAME, CHECKPOINTS = "run.h5", "checkpoints"  # in a run's directory
+FORMAT, FORMAT_VERSION = "mfedpba-run", 1  # of the log; logs of version 0.1.0 of the program have neither
+
+
+class RunWarning(NamedTuple):
+    """A warning of a run, and the round that it concerns (0: before the first)."""
+
+    round: int
+    text: str
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run as far as it has come.
+    """The log of a run, complete or not.
 
     Attributes
     ----------
-    attributes : the log's root attributes; ``config`` already parsed.
+    path : the log file.
+    attributes : the log's root attributes, with those in JSON parsed (``config``, ``hosts``, ``modalities``, ...).
     rounds : by name, arrays whose first axis is the round.
-    partition, final : by name, arrays (and the digests); `final` is empty while the run is going.
+    partition : by name, arrays that describe the clients and their rows.
+    final : by name, arrays and digests of the final state; empty until the run is complete.
+    warnings : every warning of the run, with its round.
     """
 
     path: Path
@@ -40,10 +51,11 @@ class Run:
     rounds: dict[str, np.ndarray]
     partition: dict[str, Any]
     final: dict[str, Any]
+    warnings: Sequence[RunWarning] = ()
 
     def __repr__(self) -> str:
         done, config = len(self.rounds.get("tested", ())), self.attributes["config"]
-        what = f"{self.attributes['label']} on {self.attributes['dataset']}{self.remark}"
+        what = f"{self.attributes['label']} on {self.attributes['dataset']}{bracketed(self.remark)}"
         return f"<Run {self.path.parent}: {what}, {self.status} after {done} of {count(config['rounds'], 'round')}>"
 
     @property
@@ -53,36 +65,35 @@ class Run:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the data were made up; say so wherever a number of this run is shown."""
+        """Whether the data are synthetic. Must be shown with every number of the run."""
         return self.attributes["data_origin"] == "synthetic"
 
     @property
     def validation(self) -> bool:
-        """Whether accuracies were measured on held out training rows, not on test rows."""
+        """Whether accuracies were measured on held-out training rows, not on test rows."""
         return bool(self.attributes["config"].get("validation"))
 
     @property
     def remark(self) -> str:
-        """What must be said wherever a number of this run is shown, in brackets after a blank; often nothing."""
-        said = ["synthetic data"] * self.synthetic + ["validation rows"] * self.validation
-        return f" ({', '.join(said)})" if said else ""
+        """What must be shown with every number of the run: synthetic data, validation rows; "" if neither."""
+        return ", ".join(["synthetic data"] * self.synthetic + ["validation rows"] * self.validation)
 
     @property
     def evaluated(self) -> np.ndarray:
-        """The rounds (from 1) after which the clients were tested."""
+        """The rounds (from 1) after which the clients were evaluated."""
         return np.flatnonzero(self.rounds["tested"].max(axis=1, initial=-1) >= 0) + 1
 
     def average(self) -> np.ndarray:
-        """Avg = sum_k correct_k / sum_k tested_k of every evaluated round, the paper's formula."""
+        """Avg = sum_k correct_k / sum_k tested_k of every evaluated round (the paper's formula)."""
         rows = self.evaluated - 1
         return self.rounds["correct"][rows].sum(axis=1) / self.rounds["tested"][rows].sum(axis=1)
 
     def client_mean(self) -> np.ndarray:
-        """The arithmetic mean of the clients' accuracies of every evaluated round, as the paper's words have it."""
+        """Unweighted mean of the clients' accuracies in every evaluated round (the paper's text)."""
         return self.rounds["accuracy"][self.evaluated - 1].mean(axis=1)
 
     def summary(self) -> dict[str, float]:
-        """Accuracy in the last round, the best round, and on average over the last five evaluated rounds."""
+        """Accuracy of the last round, of the best round, and mean of the last five evaluated rounds."""
         average, mean = self.average(), self.client_mean()
         if not len(average):
             return {}
@@ -92,71 +103,71 @@ class Run:
         }  # fmt: skip
 
     def time_parts(self) -> dict[str, np.ndarray]:
-        """Where the seconds of every round went; of the evaluation what did not hide behind the server's step."""
+        """Seconds of every round by activity. Evaluation that overlaps with the server's step does not count."""
         parts = {name: self.rounds[f"seconds_{name}"] for name in ("train", "server", "eval", "comm", "checkpoint")}
         others = sum(seconds for name, seconds in parts.items() if name != "eval")
         parts["eval"] = np.clip(self.rounds["seconds_total"] - others, 0, parts["eval"])
         return parts
 
     def formula_floats(self) -> np.ndarray | None:
-        """Floats of each client, a round and way, by the paper's C (M_k d + C); None where it is not MFedPBA."""
+        """Floats per client, round and direction by the paper's C (|M_k| d + C); MFedPBA only, else None."""
         if self.attributes["method"] != "mfedpba":
             return None
         C, d = self.attributes["classes"], self.attributes["config"]["feature_dim"]
         return C * (self.partition["modalities"].sum(axis=1) * d + C)
 
     def as_partition(self) -> Partition:
-        """Who owns what, to be saved and used by other runs; test rows are those that accuracies were measured on."""
+        """The run's partition, to save it or use it in other runs. Its test rows are those of the accuracies."""
         return Partition.of_log(self.partition, self.attributes["modalities"])
 
     def predictions(self) -> pd.DataFrame:
-        """A data frame with a row for each test item in the last round: the true class and the predicted one."""
+        """A data frame with one row per test item of the last round: true and predicted class."""
         from mfedpba_mpi.records.frames import predictions_frame
 
         return predictions_frame(self)
 
     def frame(self) -> pd.DataFrame:
-        """A tidy data frame with a row for each round and client; `records/frames.py` says what is in the four."""
+        """A tidy data frame with one row per round and client. `records/frames.py` describes the columns."""
         from mfedpba_mpi.records.frames import clients_rounds_frame
 
         return clients_rounds_frame(self)
 
     def rounds_frame(self) -> pd.DataFrame:
-        """A data frame with a row a round."""
+        """A data frame with one row per round."""
         from mfedpba_mpi.records.frames import rounds_frame
 
         return rounds_frame(self)
 
     def clients_frame(self) -> pd.DataFrame:
-        """A data frame with a row a client."""
+        """A data frame with one row per client."""
         from mfedpba_mpi.records.frames import clients_frame
 
         return clients_frame(self)
 
     def modalities_frame(self) -> pd.DataFrame:
-        """A data frame with a row for each value of the arrays with an axis of modalities."""
+        """A data frame with one row per value of the arrays that have an axis of modalities."""
         from mfedpba_mpi.records.frames import modalities_frame
 
         return modalities_frame(self)
 
 
 def mean_of_clients(values: np.ndarray) -> np.ndarray:
-    """(T, K) -> (T,), over those that are not NaN; NaN where all are."""
+    """Mean over the clients that are not NaN, (T, K) -> (T,); NaN if all are."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=1)
     return np.divide(total, known.sum(axis=1), out=np.full(len(values), np.nan), where=known.any(axis=1))
 
 
-def remark_of(runs: Iterable[Run]) -> str:
-    """What must be said wherever numbers of these runs are shown together, without brackets; often nothing."""
-    return joint_remark(run.remark for run in runs)
+def bracketed(remark: str) -> str:
+    """A remark in brackets, to be appended to other text; "" if there is none."""
+    return f" ({remark})" if remark else ""
 
 
 def joint_remark(remarks: Iterable[str]) -> str:
-    """One remark for several, each as `Run.remark` has it."""
-    said = {remark.strip(" ()") for remark in remarks}
-    words = ", ".join(sorted(said - {""}))
-    return f"partly {words}" if words and "" in said else words
+    """One remark for numbers of several runs that are shown together."""
+    found = set(remarks)
+    text = ", ".join(sorted(found - {""}))
+    return f"partly {text}" if text and "" in found else text
 
 
 def load_run(path: str | Path) -> Run:
@@ -164,7 +175,7 @@ def load_run(path: str | Path) -> Run:
 
     Parameters
     ----------
-    path : the run's directory, or its ``run.h5``. A run that is being written may be read at any time.
+    path : the run's directory, or its ``run.h5``. The log of a running run can be read at any time.
     """
     path = Path(path)
     path = path / LOG_NAME if path.is_dir() else path
@@ -173,55 +184,56 @@ def load_run(path: str | Path) -> Run:
 
 
 def run_directory(path: Path) -> Path:
-    """The directory of the run at `path`, which may be its log."""
+    """The run's directory, where `path` is that directory or the log in it."""
     return in_full(path.parent if path.name == LOG_NAME and path.is_file() else path)
 
 
 def in_full(path: Path) -> Path:
-    """`path` with a last part that names it: ``.`` and ``..`` are written out."""
+    """`path`, resolved if its last part is ``.`` or ``..``, so that it ends with a name."""
     return path.resolve() if path.name in ("", "..") else path
-
-
-def status_of(directory: Path) -> str | None:
-    """The status of the run in a directory, None where there is none."""
-    path = directory / LOG_NAME
-    if not path.is_file():
-        return None
-    with _reading(path) as file:
-        return str(file.attrs["status"])
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[h5py.File]:
     if not path.is_file():
-        raise UserError(f"no run at {path}; a run's directory holds {LOG_NAME}")
+        raise UserError(f"no run at {path}; a run's directory contains {LOG_NAME}")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{path} is there, but you may not read it; see to its permissions")
+        raise UserError(f"{path} cannot be read; check its permissions")
     try:
         with open_image(path) as file:
             yield file
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"{path} is not a readable run log (damaged, or not ours): {error}; `mfedpba-mpi resume` makes it anew "
-            "where there is a checkpoint"
+            f"{path} is not a readable run log (damaged, or another file): {error}; `mfedpba-mpi resume` restores it "
+            "if there is a checkpoint"
         ) from None
 
 
 def _read(path: Path, file: h5py.File) -> Run:
     attributes = {name: _plain(value) for name, value in file.attrs.items()}
+    version = attributes.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {version}, this program reads version {FORMAT_VERSION}; it was written by "
+            f"mfedpba-mpi {attributes.get('version', 'of an unknown version')}, use that"
+        )
     for name in ("config", "hosts", "modalities", "resumed"):
         attributes[name] = json.loads(attributes[name])
-    attributes["plugins"] = json.loads(attributes.get("plugins", "[]"))  # the first logs did not have it
+    for name in ("plugins", "devices"):  # not in logs of version 0.1.0
+        attributes[name] = json.loads(attributes.get(name, "[]"))
     rounds = {name: data[()] for name, data in file["rounds"].items()}
     final = {name: _array(data) for name, data in file["final"].items()} if "final" in file else {}
     if final:
         final["server_sha256"] = file["final"].attrs["server_sha256"]
-        if "predicted" in final:  # the first logs do not have it
+        if "predicted" in final:  # not in logs of version 0.1.0
             final["predictors"] = json.loads(file["final/predicted"].attrs["predictors"])
     partition = {name: _array(data) for name, data in file["partition"].items()}
-    for name, kind in (("accuracy", float), ("correct", int), ("tested", int)):  # there also before the first round
+    for name, kind in (("accuracy", float), ("correct", int), ("tested", int)):  # exist before the first round, too
         rounds.setdefault(name, np.empty((0, len(partition["rank"])), kind))
-    return Run(path, attributes, rounds, partition, final)
+    warnings: list[RunWarning] = []
+    if "warnings" in file:
+        warnings = list(map(RunWarning, file["warnings/round"][()].tolist(), _array(file["warnings/text"])))
+    return Run(path, attributes, rounds, partition, final, warnings)
 
 
 def _plain(value: Any) -> Any:

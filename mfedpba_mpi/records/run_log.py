@@ -1,54 +1,55 @@
-"""Writing the run log, ``run.h5``; documented here.
+"""Writing the run log, ``run.h5``, and its format.
 
-The log grows in memory, and after every round the whole of it is written aside and moved into place. So another process
-can read it at any time with plain h5py (and cannot stop the run by doing so), and a killed run, a dead node or a full
-disk leaves the log of the last finished round, never half of one. HDF5's single-writer mode gives none of this. Only
-rank 0 writes. A resumed run goes on from the log in its checkpoint, so no round is in it twice, and none is missing.
+The log is kept in memory. After every round it is written to a temporary file, which then replaces ``run.h5``. So other
+processes can read it at any time with plain h5py, without disturbing the run. After a kill, a dead node or a full disk
+the log of the last finished round remains intact. HDF5's single-writer mode offers none of this. Only rank 0 writes. A
+resumed run continues the log in its checkpoint, so no round is logged twice and none is missing.
 
 ::
 
-    /                attributes: config (JSON), seed, method, label (the method's name for people), dataset,
-                     data_origin ("real" or "synthetic"), data_fingerprint, data_dir, version, status ("running",
-                     "complete", "interrupted", "failed"), reason, ranks, mpi, hosts, torch, numpy, cpu (instruction
-                     set), device, threads, started, modalities, classes, seconds_setup (of the slowest rank, from its
-                     first step to round 1), resumed (JSON: for each time that the run went on from a checkpoint the
-                     round, and when, where and on how many ranks), plugins (JSON: file and sha256 of each plugin)
-    /rounds/         one row a round, T rows so far
+    /                attributes: format "mfedpba-run", format_version, config (JSON), seed, method, label (the method's
+                     name in tables), dataset, data_origin ("real" or "synthetic"), data_fingerprint, data_dir, version
+                     (of the program), status ("running", "complete", "interrupted", "failed"), reason, ranks, mpi,
+                     hosts, torch, numpy, cpu (vendor and instruction set), device (the kinds used), devices (JSON: type
+                     and model of every rank's device), threads, started, modalities, classes, seconds_setup (set-up
+                     time of the slowest rank), resumed (JSON: for every resume the round, time, hosts, number of ranks
+                     and devices), plugins (JSON: file and sha256 of each plugin)
+    /warnings/       round (n,), text (n,): every warning with the round that it concerns (0: before the first)
+    /rounds/         one row per round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
-        accuracy_prototype, accuracy_classifier (T, K)    where a method has both ways to predict; one is accuracy
+        accuracy_prototype, accuracy_classifier (T, K)    of methods with both predictors; accuracy is one of them
         loss_ce, loss_fea, loss_logit (T, K)    means over the round's batches; NaN for clients that did not take part
-        gradient_norm2 (T, K)    with --track-gradients: means over the round's SGD steps of ||g||^2, g the stochastic
-            gradient of the client's whole loss in all that it trains; NaN as for losses, rounding below some 1e-8
+        gradient_norm2 (T, K)    with --track-gradients: mean over the round's SGD steps of ||g||^2, where g is the
+            stochastic gradient of the client's total loss; NaN as for losses; values below about 1e-8 are rounding
         server_rec, server_con, server_align (T,)    at the last server step of the round
         gradient_rec, gradient_con, gradient_align (T,)    with --track-gradients: norms of the gradients of MFedPBA's
             terms in the server's autoencoder, at the last server step of the round, before they are added and clipped
-        gw_residual, gw_iterations (T,)    MFedPBA's transport plans: the round's largest residual, all its iterations
-        gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN where there is none
-        loss_<term> (T, K), server_<term> (T,)    of the other methods' own terms, see their modules
-        cluster (T, K), modality_bias (T, K, M)    Harmony's; -1 and NaN where there is none
-        bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; the whole messages
+        gw_residual, gw_iterations (T,)    MFedPBA's transport plans: largest residual and total iterations of the round
+        gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN if there is none
+        loss_<term> (T, K), server_<term> (T,)    the terms of other methods, see their modules
+        cluster (T, K), modality_bias (T, K, M)    of Harmony; -1 and NaN if there is none
+        bytes_up, bytes_down, wire_up, wire_down (T, K)    payload by the method's definition; size of the messages
         seconds_train, seconds_server, seconds_comm, seconds_eval, seconds_total (T,)
-        seconds_checkpoint (T,)    of a checkpoint between the round before and this one, part of seconds_total
+        seconds_checkpoint (T,)    of the checkpoint before this round, part of seconds_total
         seconds_client (T, K)    CPU seconds of each client's training and evaluation
         participants (T, K) bool
     /partition/      modalities (K, M) bool, train_rows and test_rows with train_offsets and test_offsets (K+1)
-                     (test_rows is what accuracies are measured on: with --validation, training rows held out),
+                     (accuracies are measured on test_rows; with --validation these are held-out training rows),
                      architectures (K,) JSON, rank (K,), counts (K, C) of training samples
     /final/          client_sha256 (K,), server_sha256, E (sum |M_k|, C, d) with E_client and E_modality, I (K, C, C),
-                     predicted (predictors, sum of items x test rows): each client's classes in the last round, item by
-                     item; predicted_items (K,) is 1, or |M_k| with fusion "separate"; test_labels: the true classes;
-                     and the newest of what the server has sent to all (MFedPBA: P_G, P_present, I_G, I_present);
-                     plan (M, C, C), where MFedPBA has L_align: the transport plan of each modality as the last server
-                     step left it, from the classes of I_G (rows) to those of P_G (columns), n classes present with
-                     marginals 1/n; NaN where a class or the modality is absent
+                     predicted (predictors, sum of items x test rows): predicted classes of the last round, client by
+                     client; predicted_items (K,) is 1, or |M_k| with fusion "separate"; test_labels: the true classes;
+                     the newest value of everything the server has broadcast (MFedPBA: P_G, P_present, I_G, I_present);
+                     plan (M, C, C), for MFedPBA with L_align: the transport plan of each modality after the last server
+                     step, from the classes of I_G (rows) to those of P_G (columns), with marginals 1/n for the n
+                     classes present; NaN where a class or the modality is absent
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -56,15 +57,17 @@ import numpy as np
 import torch
 
 from mfedpba_mpi import __version__, plugins
+from mfedpba_mpi.comm.devices import compute_kind
 from mfedpba_mpi.data.sealed import open_image, seal
 from mfedpba_mpi.engine.observers import End, Observer, Round, Start
 from mfedpba_mpi.errors import COMPLETE, RUNNING, RunError
+from mfedpba_mpi.files import replacing
 from mfedpba_mpi.methods.params import METHODS
-from mfedpba_mpi.records.run import LOG_NAME
+from mfedpba_mpi.records.run import FORMAT, FORMAT_VERSION, LOG_NAME
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
-_FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # there for every method
-# of every run, beside what its method broadcasts
+_FIXED = ("loss_ce", "loss_fea", "loss_logit", "server_rec", "server_con", "server_align")  # logged for every method
+# names in /final of every run, which no method may broadcast
 IN_FINAL = ("client_sha256", "E", "E_client", "E_modality", "I", "predicted", "predicted_items", "test_labels")
 
 
@@ -76,36 +79,40 @@ class RunLog(Observer):
     def __init__(self, directory: Path):
         self.path = directory / LOG_NAME
         self._file: h5py.File | None = None
+        self._unwritten: list[tuple[int, str]] = []  # warnings
 
     def start(self, start: Start) -> None:
-        """Create the log with everything known before round 1, or take up that of the checkpoint."""
-        if self._file:  # the run goes on without a rank that died
+        """Create the log, or continue the one in the checkpoint."""
+        if self._file:  # the run recovers from the death of a rank
             self._file.close()
         file = self._file = open_image(start.log) if start.log else self._create(start)
         if start.log:
-            # another configuration than before only in its number of rounds
+            # the configuration can differ in the number of rounds only
             file.attrs.update(config=start.problem.config.to_json(), status=RUNNING)
             file.attrs["plugins"] = plugins.recorded(before=file.attrs.get("plugins", "[]"))
-            went_on = {
+            resumed = {
                 "round": start.finished, "ranks": start.environment["ranks"], "hosts": start.environment["hosts"],
-                "started": time.strftime(TIME),
+                "devices": start.environment["devices"], "started": time.strftime(TIME),
             }  # fmt: skip
-            file.attrs["resumed"] = json.dumps([*json.loads(file.attrs["resumed"]), went_on])
+            file.attrs["resumed"] = json.dumps([*json.loads(file.attrs["resumed"]), resumed])
         self._labels = start.store.labels()
         self._shapes = {name: (start.problem.K,) if name.startswith("loss_") else () for name in _FIXED}
         self._publish(file)
 
     def _create(self, start: Start) -> h5py.File:
         config = start.problem.config
-        name = f"log {id(self)}"  # HDF5 wants one that no other open file has
+        name = f"log {id(self)}"  # HDF5 requires a name that no other open file has
         file = h5py.File(name, "w", driver="core", backing_store=False, libver=("v108", "v108"))
         file.attrs.update(
+            format=FORMAT, format_version=FORMAT_VERSION,
             config=config.to_json(), seed=config.seed, method=config.method, label=METHODS[config.method].label,
             dataset=start.store.info.name,
             data_origin=start.store.origin, data_fingerprint=start.store.fingerprint, data_dir=str(start.data_dir),
             version=__version__,
             status=RUNNING, torch=str(torch.__version__), numpy=np.__version__,
-            cpu=start.environment["cpu"], device=config.device, threads=config.threads,
+            cpu=start.environment["cpu"],
+            device=" and ".join(sorted(set(map(compute_kind, start.environment["devices"])))),
+            devices=json.dumps(start.environment["devices"]), threads=config.threads,
             started=time.strftime(TIME), ranks=start.environment["ranks"],
             mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
             modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
@@ -115,6 +122,10 @@ class RunLog(Observer):
         file.create_group("rounds")
         return file
 
+    def warn(self, t: int, text: str) -> None:
+        """Keep a warning; it is written with the next round, or when the log is created."""
+        self._unwritten.append((t, text))
+
     def round(self, result: Round) -> None:
         """Append one row to every dataset of /rounds."""
         assert self._file
@@ -123,11 +134,8 @@ class RunLog(Observer):
             _append(self._file["rounds"], name, result.t - 1, np.asarray(value))
         self._publish(self._file)
 
-    def warn(self, words: str) -> None:
-        """Not for the log."""
-
     def end(self, end: End) -> None:
-        """Add what is known at the end, and say that the run is complete."""
+        """Add the final state and set the status to complete."""
         assert self._file
         owned, rows = (self._file[f"partition/{name}"][()] for name in ("modalities", "test_rows"))
         classes = int(self._file.attrs["classes"])
@@ -135,7 +143,7 @@ class RunLog(Observer):
         self._close(COMPLETE)
 
     def abandon(self, status: str, reason: str) -> None:
-        """Say why a run that was begun will not end; nothing where there is no log, as off rank 0."""
+        """Set the status of a run that ends early, and the reason. Does nothing if there is no log, as off rank 0."""
         if self._file:
             self._file.attrs["reason"] = reason
             self._close(status)
@@ -147,16 +155,26 @@ class RunLog(Observer):
         self._file.close()
 
     def _publish(self, file: h5py.File) -> None:
-        """Put the log as it is now in the place of the last one, in one step."""
+        """Replace the log file by the log in memory."""
+        _append_warnings(file, self._unwritten)
+        self._unwritten = []
         file.flush()
-        aside = self.path.with_name(f".{LOG_NAME}.part")
         try:
-            aside.write_bytes(seal(file.id.get_file_image()))
-            os.replace(aside, self.path)
+            with replacing(self.path, f".{LOG_NAME}.part") as part:  # a fixed name: kills leave at most one
+                part.write_bytes(seal(file.id.get_file_image()))
         except OSError as error:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
-            raise RunError(f"cannot write {self.path}: {error.strerror}; the rounds before are safe in it") from error
+            raise RunError(f"cannot write {self.path}: {error.strerror}; it still holds the earlier rounds") from error
+
+
+def _append_warnings(file: h5py.File, warnings: Sequence[tuple[int, str]]) -> None:
+    group = file.require_group("warnings")
+    for name, kind in (("round", np.dtype(np.int64)), ("text", h5py.string_dtype())):
+        if name not in group:
+            group.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(64,))
+    for warning in warnings:
+        for data, value in zip((group["round"], group["text"]), warning, strict=True):
+            data.resize(len(data) + 1, axis=0)
+            data[-1] = value
 
 
 def _append(group: h5py.Group, name: str, row: int, value: np.ndarray) -> None:

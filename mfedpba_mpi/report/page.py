@@ -17,6 +17,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records.tables import (
     BEST,
     SECOND,
@@ -30,7 +31,6 @@ from mfedpba_mpi.records.tables import (
     visible,
 )
 from mfedpba_mpi.report import style
-from mfedpba_mpi.studies.study import put
 
 FIGURES, TABLES = "figures", "tables"  # directories beside the page
 ZOOM, READABLE = 1.4, 0.8  # a figure's width on the screen by that in print: on a wide screen, and at least
@@ -95,7 +95,7 @@ class Page:
 
     def write(self, path: Path) -> None:
         """The page, all or nothing."""
-        put(path, self.html())
+        write_text(path, self.html())
 
     def write_files(self, directory: Path) -> None:
         """The figures and tables in the directories beside the page in which it says they are."""
@@ -197,8 +197,8 @@ def write_tables(directory: Path, tables: Iterable[Table], remark: str = "") -> 
     """``NAME.csv`` and ``NAME.tex`` (for booktabs) of each table; both carry the `remark`."""
     for table in tables:
         directory.mkdir(parents=True, exist_ok=True)
-        put(directory / f"{table.name}.csv", as_csv(table, remark))
-        put(directory / f"{table.name}.tex", as_latex(table, remark))
+        write_text(directory / f"{table.name}.csv", as_csv(table, remark))
+        write_text(directory / f"{table.name}.tex", as_latex(table, remark))
 
 
 def _html(text: str) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 
 from mfedpba_mpi.cli.console import count, duration
 from mfedpba_mpi.config.fields import flat
-from mfedpba_mpi.engine.progress import client_rows, payload_line
+from mfedpba_mpi.engine.progress import client_rows, payload_text
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.records.run import LOG_NAME, Run, load_run, remark_of
-from mfedpba_mpi.records.status import overview, state_of
+from mfedpba_mpi.records.run import LOG_NAME, Run, joint_remark, load_run
+from mfedpba_mpi.records.status import overview, read_state
 from mfedpba_mpi.report import prototype_figures, run_figures, study_figures
 from mfedpba_mpi.report.groups import differing, grouped
 from mfedpba_mpi.report.page import Page
@@ -46,12 +46,14 @@ def run_page(run: Run) -> Page:
     page = Page(
         f"{attributes['label']} on {attributes['dataset']}",
         f"{_problem([run])}; {run.status} after {rounds} of {count(config['rounds'], 'round')}",
-        run.remark.strip(" ()"),
+        run.remark,
     )
     page.section("Result")
     page.facts(_result(run))
     if len(run.evaluated):
         page.table("clients", "Clients after the last evaluated round", *client_rows(run))
+    if run.warnings:
+        page.table("warnings", "Warnings", ["round", "warning"], [(t or "start", text) for t, text in run.warnings])
     section = ""
     for name, figure in run_figures.drawn(run):
         what = run_figures.FIGURES[name]
@@ -73,7 +75,7 @@ def _result(run: Run) -> dict[str, object]:
         facts |= {f"average accuracy, {words}": f"{summary[name]:.2%}" for words, name in ACCURACIES.items()}
     total = run.rounds["seconds_total"]
     facts["time"] = f"{duration(total.sum())}, {np.median(total):.3g} s a round (median)"
-    facts["payload a round"] = payload_line(run).partition(": ")[2]
+    facts["payload per round"] = payload_text(run)
     return {name: value for name, value in facts.items() if value != ""}
 
 
@@ -93,7 +95,9 @@ def runs_page(runs: Sequence[Run]) -> Page:
     runs = [run for group in groups.values() for run in group]
     differ = differing(runs)
     datasets = list(dict.fromkeys(run.attributes["dataset"] for run in runs))
-    page = Page(f"{', '.join(groups)} on {' and '.join(datasets)}", _problem(runs), remark_of(runs))
+    page = Page(
+        f"{', '.join(groups)} on {' and '.join(datasets)}", _problem(runs), joint_remark(run.remark for run in runs)
+    )
     page.section("Result")
     if apart := [name for name in differ if name not in ("method", SEED)]:
         page.text(f"These runs differ in {', '.join(apart)}: look at the table of runs below before comparing them.")
@@ -125,24 +129,19 @@ def runs_page(runs: Sequence[Run]) -> Page:
 def study_page(study: Study, directory: Path) -> Page:
     """A study's table and figures, and in the appendix the accuracy of each client."""
     results = tabulate(study, directory)
-    states = [state_of(directory / place.path) for place in study.places()]
+    states = [read_state(directory / place.path) for place in study.places()]
     page = Page(study.title, f"{count(len(states), 'run')} in {directory}: {overview(states)}", results.remark)
     page.section("Result")
     table = as_table(results)
-    page.table("table", _plain(study, results.title), table.headers, table.rows, table.marks, table.caption)
+    label = results.measure.label
+    page.table("table", label[:1].upper() + label[1:], table.headers, table.rows, table.marks, table.caption)
     for name, title, figure in study_figures.figures_of(study, directory):
-        page.figure(name, _plain(study, title), figure)
+        page.figure(name, title, figure)
     _appendix(page, study, directory)
     page.section("The study")
     crossed = {axis: ", ".join(choice.label for choice in choices) for axis, choices in study.axes.items()}
     page.facts({**study.settings, **crossed})
     return page
-
-
-def _plain(study: Study, title: str) -> str:
-    """A title without the study's own, and what must be said of its data, which are at the top of the page."""
-    words = title.removeprefix(study.title).partition(": ")[2]
-    return words[:1].upper() + words[1:] if title.startswith(study.title) and words else title
 
 
 def _appendix(page: Page, study: Study, directory: Path) -> None:

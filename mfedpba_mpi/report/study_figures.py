@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
-from mfedpba_mpi.records.run import Run, remark_of
+from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
 from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, figure, mark, new
 from mfedpba_mpi.report.table_figures import (
@@ -72,7 +72,7 @@ def _panels(cells: Mapping[str, Mapping[str, Sequence[Run]]], ranked: bool = Fal
     mixed = len({run.remark for run in runs}) > 1
     titles = []
     for title, groups in cells.items():
-        said = _said(run for several in groups.values() for run in several)
+        said = _remark(run for several in groups.values() for run in several)
         titles.append(wrapped(title, 15 * width / across, said if mixed and title else ""))
     lines = max((title.count("\n") for title in titles), default=0)
     height = down * ({1: 2.2, 2: 2.1, 3: 1.7}.get(across, 1.45) + 8 * lines * POINT)
@@ -138,10 +138,9 @@ def _curve(run: Run) -> dict[int, float]:
         return {t: value for t, value in pairs if np.isfinite(value)}
 
 
-def _said(runs: Iterable[Run]) -> str:
-    """What must be said of these runs, after something else, as `Run.remark`."""
-    words = remark_of(runs)
-    return f" ({words})" if words else ""
+def _remark(runs: Iterable[Run]) -> str:
+    """The joint remark of these runs, in brackets."""
+    return bracketed(joint_remark(run.remark for run in runs))
 
 
 def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[list[str]]]:
@@ -154,8 +153,8 @@ def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[l
     heads, cells = client_cells(tables)
     every = [run for runs in groups.values() for run in runs]
     mixed = len({run.remark for run in every}) > 1
-    rows = [[name + (_said(groups[name]) if mixed else ""), *cells[name]] for name in tables]
-    return [METHOD + ("" if mixed else _said(every)), *heads], rows
+    rows = [[name + (_remark(groups[name]) if mixed else ""), *cells[name]] for name in tables]
+    return [METHOD + ("" if mixed else _remark(every)), *heads], rows
 
 
 def client_cells(tables: Mapping[str, Sequence[Sequence[float]]]) -> tuple[list[str], dict[str, list[str]]]:
@@ -198,10 +197,10 @@ def _mean_text(values: Sequence[float]) -> str:
 
 
 def figures_of(study: Study, directory: Path) -> Iterator[tuple[str, str, Figure]]:
-    """The figures that suit a study, each with a name for its file and a title, from its runs that have ended.
+    """(file name, title, figure) of every figure that suits a study, from its runs that have ended.
 
-    What suits is seen from its axes: seconds over ranks are a scaling, two axes of numbers a map, one a curve, and what
-    has no numbers is bars where these are few. Where methods are compared by accuracy, that over rounds comes as well.
+    The axes decide: seconds over ranks give a scaling plot, two numeric axes a heat map, one a curve, and no numeric
+    axis bars, if they are few. Where methods are compared by accuracy, accuracy over rounds is drawn as well.
     """
     if study.layout.measure not in MEASURES:
         raise unknown("measure", study.layout.measure, MEASURES)
@@ -250,25 +249,26 @@ def _table_figures(study: Study, found: Found, measure: Measure) -> Iterator[tup
     if not ranked and not numeric:
         results = _laid_out(study, found, measure)
         if crossed and len(results.rows) * len(results.columns) <= BARS and _is_enough(results):
-            yield "bars", results.title, bars(results)
+            yield "bars", _title("", measure.label), bars(results)
         return
     down = (ranked or numeric)[0]
     others = [axis for axis in order if axis != down]
     is_map = not ranked and len(numeric) > 1
     wished = numeric[1:] if is_map else [study.layout.columns, METHOD, *others]
     across = next((axis for axis in wished if axis in others), "")
-    for part in _slices(study, [axis for axis in others if axis != across]):
+    for cell, part in _slices(study, [axis for axis in others if axis != across]):
+        title = _title(cell, measure.label)
         results = _laid_out(replace(part, layout=replace(part.layout, rows=(down,), columns=across)), found, measure)
         if not _is_enough(results):
             continue
         name = across.rpartition(".")[2]
         if ranked:
             same = all(set(choice.settings) <= {RANKS} for choice in study.axes[down])
-            yield "scaling", results.title, scaling(results, name, _ranks(study, down) if same else ())
+            yield "scaling", title, scaling(results, name, _ranks(study, down) if same else ())
         elif is_map:
-            yield "heat-map", results.title, heat_map(results, name)
+            yield "heat-map", title, heat_map(results, name)
         else:
-            yield "curve", results.title, curve(results, name)
+            yield "curve", title, curve(results, name)
 
 
 def _convergence_figures(study: Study, found: Found) -> Iterator[tuple[str, str, Figure]]:
@@ -277,32 +277,36 @@ def _convergence_figures(study: Study, found: Found) -> Iterator[tuple[str, str,
     words = f"average accuracy over rounds{f', mean and deviation over {seeds} seeds' if seeds > 1 else ''}"
     pages = [list(cells.items())[i : i + PANELS] for i in range(0, len(cells), PANELS)]
     for page in pages:
-        said = _said(run for _, groups in page for runs in groups.values() for run in runs)
-        title = f"{study.title}{said}: {words}"
         drawing = convergence(page[0][1], ranked=True) if len(cells) == 1 else panels(dict(page))
-        yield "convergence", title, drawing
+        yield "convergence", _title("", words), drawing
 
 
 def _cells_of(study: Study, found: Found) -> Iterator[tuple[str, dict[str, list[Run]]]]:
     if METHOD not in study.axes:
         return
     methods = [choice.label for choice in study.axes[METHOD]]
-    for part in _slices(study, [axis for axis in study.axes if axis not in (METHOD, SEED)]):
+    for cell, part in _slices(study, [axis for axis in study.axes if axis not in (METHOD, SEED)]):
         own = [(place, run) for place, run, _ in _within(part, found) if run.status == COMPLETE]
         if own:
-            title = part.title.removeprefix(study.title).removeprefix(", ") or study.title
-            yield title, {name: [run for place, run in own if place.labels[METHOD] == name] for name in methods}
+            yield (
+                cell or study.title,
+                {name: [run for place, run in own if place.labels[METHOD] == name] for name in methods},
+            )
 
 
-def _slices(study: Study, axes: Sequence[str]) -> Iterator[Study]:
-    """The study cut to each combination of these axes, which its title then says."""
+def _slices(study: Study, axes: Sequence[str]) -> Iterator[tuple[str, Study]]:
+    """Each combination of these axes: its name, and the study cut to it."""
     for chosen in product(*(study.axes[axis] for axis in axes)):
         words = [
             f"{axis.rpartition('.')[2]} = {choice.label}" if _is_numeric(axis, [choice]) else choice.label
             for axis, choice in zip(axes, chosen, strict=True)
         ]
         cut = {axis: [choice] for axis, choice in zip(axes, chosen, strict=True)}
-        yield replace(study, axes={**study.axes, **cut}, title=", ".join([study.title, *words]))
+        yield ", ".join(words), replace(study, axes={**study.axes, **cut})
+
+
+def _title(cell: str, text: str) -> str:
+    return f"{cell}: {text}" if cell else text[:1].upper() + text[1:]
 
 
 def _within(study: Study, found: Found) -> Found:
@@ -327,7 +331,7 @@ def _ranks(study: Study, axis: str) -> list[int]:
 
 
 def _is_enough(results: Results) -> bool:
-    return sum(bool(cell and cell.n) for _, cells in results.rows for cell in cells) > 1
+    return sum(bool(cell and cell.n) for row in results.rows for cell in row.cells) > 1
 
 
 def _is_line(runs: Sequence[Run]) -> bool:

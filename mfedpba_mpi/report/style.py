@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.records.run import Run, remark_of
+from mfedpba_mpi.records.run import Run, joint_remark
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,8 +125,8 @@ def label(text: object, most: int | None = None) -> str:
 
 def mark(figure: Figure, runs: Sequence[Run]) -> None:
     """Say below the figure what must be said of its data."""
-    if words := remark_of(runs):
-        note(figure, words)
+    if remark := joint_remark(run.remark for run in runs):
+        note(figure, remark)
 
 
 def note(figure: Figure, words: str) -> None:

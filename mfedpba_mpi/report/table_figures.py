@@ -5,7 +5,6 @@ Colour never stands alone: lines differ in dashes and markers too. A method look
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from textwrap import fill, shorten
@@ -21,10 +20,10 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from mfedpba_mpi.methods.params import METHODS, SHIPPED
-from mfedpba_mpi.records.run import joint_remark
+from mfedpba_mpi.records.run import bracketed, joint_remark
 from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, colour, figure, label, marker, new, note
 from mfedpba_mpi.studies.study import RANKS
-from mfedpba_mpi.studies.tables import Cell, Results
+from mfedpba_mpi.studies.tables import Cell, Results, Row
 
 METHOD = "method"  # the axis of the methods
 POINT = 1 / 72  # in inches
@@ -39,7 +38,6 @@ _METHODS = {  # by either of their names: the paper's own first, users' own last
     for name in (key, METHODS[key].label)
 }
 _BLUES = LinearSegmentedColormap.from_list("blues", ["#f4f9fd", colour(0)])
-_REMARK = re.compile(r" \((synthetic data, validation rows|synthetic data|validation rows)\)")
 _NAMES = {
     "lambda_1": r"$\lambda_1$", "lambda_2": r"$\lambda_2$", "tau": r"$\tau$", "feature_dim": "feature dimension $d$",
     "server_epochs": "server steps $S$ a round", "clients": "clients $K$", "ranks": "ranks, one of them the server",
@@ -55,7 +53,7 @@ def bars(results: Results) -> Figure:
     that starts elsewhere and says so. Where there are several columns, each row has a bar for each.
     """
     columns, count = results.columns, len(results.rows)
-    looks, names = looks_of(columns), [_row(row, 24) for row, _ in results.rows]
+    looks, names = looks_of(columns), [_row(row, 24) for row in results.rows]
     lines = max((name.count("\n") + 1 for name in names), default=1)
     drawing, axes = new(COLUMN, 0.75 + max(0.07 + 0.12 * lines, 0.06 + 0.11 * len(columns)) * max(count, 2))
     good = [cell for _, cell in _cells(results) if cell.n]
@@ -63,7 +61,7 @@ def bars(results: Results) -> Figure:
     high = max((cell.mean + np.nan_to_num(cell.deviation) for cell in good), default=1.0)
     dots = len(good) > 1 and low > 0 and high - low < 0.2 * high
     thick = 0.72 / max(len(columns), 1)
-    for r, (_, cells) in enumerate(results.rows):
+    for r, cells in enumerate(row.cells for row in results.rows):
         for c, cell in enumerate(cells):
             y = r + (c - (len(cells) - 1) / 2) * thick
             if cell and cell.n:
@@ -74,7 +72,7 @@ def bars(results: Results) -> Figure:
                 axes.errorbar(cell.mean, y, xerr=error, fmt=kind, color=ink, capsize=2, linewidth=0.8)
             words, size = cell.text(results.measure.digits) if cell else "no run", 7 if thick > 0.3 else 5.5
             axes.text(1.02, y, words, transform=axes.get_yaxis_transform(), va="center", fontsize=size)
-    first = results.rows[0][1][0] if results.rows and len(columns) == 1 else None
+    first = results.rows[0].cells[0] if results.rows and len(columns) == 1 else None
     if first and first.n and count > 1:
         axes.axvline(first.mean, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)), zorder=4, gid="reference")
     if dots:
@@ -104,7 +102,7 @@ def heat_map(results: Results, across: str = "") -> Figure:
     """
     digits, count, wide = results.measure.digits, len(results.rows), len(results.columns)
     longest = max((len(_mean(cell, digits)) for _, cell in _cells(results)), default=1)
-    down, over = [_row(row, 22) for row, _ in results.rows], [wrapped(name, 24) for name in results.columns]
+    down, over = [_row(row, 22) for row in results.rows], [wrapped(name, 24) for name in results.columns]
     beside = 0.86 + _length(down) * 3.4 * POINT  # inches of everything but the cells
     room = {width: (width - beside) / max(wide, 1) / POINT for width in (COLUMN, PAGE)}  # points of a cell
     width = COLUMN if room[COLUMN] > 2.75 * longest else PAGE
@@ -112,7 +110,7 @@ def heat_map(results: Results, across: str = "") -> Figure:
     upright = _length(over) * 3.4 > room[width]
     height = 0.75 + count * min(0.26, max(0.2, room[width] * POINT)) + upright * _length(over) * 3.4 * POINT
     drawing, axes = new(width, min(8.5, height))
-    means = np.array([[cell.mean if cell and cell.n else np.nan for cell in cells] for _, cells in results.rows])
+    means = np.array([[cell.mean if cell and cell.n else np.nan for cell in row.cells] for row in results.rows])
     good = means[np.isfinite(means)]
     low, high = (good.min(), good.max()) if len(good) else (0.0, 1.0)
     scale = Normalize(low, high if high > low else low + 1)
@@ -157,7 +155,7 @@ def curve(results: Results, across: str = "") -> Figure:
     across : what the columns are values of.
     """
     drawing, axes = new()
-    numbers = [_number(row) for row, _ in results.rows]
+    numbers = [_number(row) for row in results.rows]
     at = [x for x in numbers if x is not None]
     log = bool(at) and min(at) > 0 and max(at) >= 10 * min(at)
     looks = looks_of(results.columns)
@@ -187,7 +185,7 @@ def scaling(results: Results, across: str = "", ranks: Sequence[int] = ()) -> Fi
     across : what the columns are values of.
     ranks : of every row, where the work is the same but the rows have other names.
     """
-    named: list[float | None] = [*ranks] or [_number(row) for row, _ in results.rows]
+    named: list[float | None] = [*ranks] or [_number(row) for row in results.rows]
     strong = bool(ranks) or (results.corner == RANKS and None not in named)
     numbers = named if strong else [float(i) for i in range(len(results.rows))]
     at = [x for x in numbers if x is not None]
@@ -207,9 +205,9 @@ def scaling(results: Results, across: str = "", ranks: Sequence[int] = ()) -> Fi
         axes.set_xlabel(_name(RANKS))
     else:
         axes.set_ylim(bottom=0)
-        axes.set_xticks(at, [_row(row, 24) for row, _ in results.rows])
+        axes.set_xticks(at, [_row(row, 24) for row in results.rows])
         axes.set_xlim(-0.3, len(at) - 0.7)
-        if sum(len(row) for row, _ in results.rows) > 45:
+        if sum(len(row.name) for row in results.rows) > 45:
             axes.tick_params("x", labelrotation=40)
             for tick in axes.get_xticklabels():
                 tick.set(ha="right", rotation_mode="anchor")
@@ -279,7 +277,7 @@ def _log_ticks(axis: Axis) -> None:
 
 def _cells(results: Results, everywhere: bool = False) -> Iterator[tuple[tuple[int, int], Any]]:
     """The cells that there are (or all, None where there is nothing), each with its row and column."""
-    for r, (_, cells) in enumerate(results.rows):
+    for r, cells in enumerate(row.cells for row in results.rows):
         yield from (((r, c), cell) for c, cell in enumerate(cells) if everywhere or cell)
 
 
@@ -295,17 +293,17 @@ def _columns(
     for c, name in enumerate(results.columns):
         points = [
             (x, cell.mean, cell.deviation)
-            for x, (_, cells) in zip(numbers, results.rows, strict=True)
+            for x, cells in zip(numbers, (row.cells for row in results.rows), strict=True)
             if x is not None and (cell := cells[c]) and cell.n
         ]
         if points:
             yield name, sorted(points)
 
 
-def _number(row: str) -> float | None:
-    """The number that a row's name is."""
+def _number(row: Row) -> float | None:
+    """The number that a row's label is; None if it is none."""
     try:
-        value = float(_REMARK.sub("", row))
+        value = float(row.label)
     except ValueError:
         return None
     return value if np.isfinite(value) else None
@@ -328,21 +326,13 @@ def _length(texts: Iterable[str]) -> int:
     return max((len(line) for text in texts for line in text.split("\n")), default=1)
 
 
-def _row(text: str, width: int) -> str:
-    """A row's name, short, and what must be said of it, whole."""
-    return wrapped(_REMARK.sub("", text), width, _remark(text))
-
-
-def _remark(row: str) -> str:
-    """What must be said of a row, as it is in its name."""
-    return "".join(match[0] for match in _REMARK.finditer(row))
+def _row(row: Row, width: int) -> str:
+    """A row's label, shortened, with its remark in full."""
+    return wrapped(row.label, width, bracketed(row.remark))
 
 
 def _foot(drawing: Figure, results: Results) -> None:
-    """Say below a table's figure how much of it there is, and what must be said of its data, as `mark` does."""
-    words = [note for note in results.notes if "complete" in note]
-    if said := results.remark or joint_remark(_remark(row) for row, _ in results.rows):
-        words.append(said)
-    if words:
-        text = fill("; ".join(words), int(78 * drawing.get_figwidth() / COLUMN))
-        note(drawing, text)
+    """Note below a table's figure how many runs are complete, and the remark on its data."""
+    remark = results.remark or joint_remark(row.remark for row in results.rows)
+    if text := "; ".join(filter(None, [results.incomplete, remark])):
+        note(drawing, fill(text, int(78 * drawing.get_figwidth() / COLUMN)))

@@ -39,7 +39,7 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, fault_tolerance: 
         variant, complete = resumed(find_same(out / place.path, variant), variant, data_dir)
         if not complete:
             claim(out / place.path, overwrite=True)
-            launch(variant, data_dir, out / place.path, fault_tolerance, resume=True, brief=True)
+            launch(variant, data_dir, out / place.path, fault_tolerance, resume=True)
     if launcher_rank_and_size()[0] == 0:
         results = tabulate(study, out)
         show_table(results)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,12 +10,12 @@ from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 
-from mfedpba_mpi.cli.console import console, count, duration, table
-from mfedpba_mpi.errors import COMPLETE, FAILED, RUNNING
-from mfedpba_mpi.records.status import OUTPUT, State, overview, state_of
+from mfedpba_mpi.cli.console import Throttle, console, count, duration, table
+from mfedpba_mpi.errors import COMPLETE, FAILED
+from mfedpba_mpi.records.status import OUTPUT, RunState, overview, read_state
 from mfedpba_mpi.studies.study import PlannedRun
 
-_QUIET_SECONDS = 60.0  # between two lines where there is no terminal and no run ends
+_SECONDS = 60.0  # between two lines if there is no terminal and no run ends
 _LAST = 6  # ended runs that stay in the live table
 
 
@@ -29,22 +28,23 @@ class Board:
     runs, states : all of its runs, and how they were found.
     """
 
-    def __init__(self, directory: Path, runs: Sequence[PlannedRun], states: Mapping[Path, State]):
+    def __init__(self, directory: Path, runs: Sequence[PlannedRun], states: Mapping[Path, RunState]):
         self.directory = directory
         self.runs = {planned.path: planned for planned in runs}
         self.states = dict(states)
-        self.todo = [p for p, state in states.items() if state.status not in (COMPLETE, RUNNING)]
+        self.todo = [p for p, state in states.items() if state.status != COMPLETE and not state.active]
         self.console = console()
         self.live: Live | None = None
         self.going: Sequence[Path] = ()
         self.times: dict[Path, float] = {}  # seconds of those that ended here
         self.before = sum(map(self._done, self.todo))
-        self.began = self.spoke = time.monotonic()
+        self.began, self.throttle = time.monotonic(), Throttle(_SECONDS)
 
     def __enter__(self) -> Board:
-        found = Counter(state.status for state in self.states.values())
-        already = f", {found[COMPLETE]} complete already" if found[COMPLETE] else ""
-        elsewhere = f", {found[RUNNING]} running elsewhere" if found[RUNNING] else ""
+        complete = sum(state.status == COMPLETE for state in self.states.values())
+        active = sum(state.active for state in self.states.values())
+        already = f", {complete} already complete" if complete else ""
+        elsewhere = f", {active} running elsewhere" if active else ""
         runs = f"{count(len(self.runs), 'run')} in {escape(str(self.directory))}"
         self.console.print(f"{runs}{already}{elsewhere}, {len(self.todo)} to do")
         if self.console.is_terminal and self.todo:
@@ -56,7 +56,7 @@ class Board:
         if self.live:
             self.live.stop()
 
-    def ended(self, planned: PlannedRun, state: State, seconds: float) -> None:
+    def ended(self, planned: PlannedRun, state: RunState, seconds: float) -> None:
         """A run has come to an end here, or was never begun."""
         self.states[planned.path] = state
         if not seconds:
@@ -68,24 +68,23 @@ class Board:
             number = f"{finished:{len(str(len(self.runs)))}d}/{len(self.runs)}"
             line = f"{number}  {planned.path}  {state.status}, {words}{self._eta()}"
             self.console.print(line, markup=False, soft_wrap=True)
-            self.spoke = time.monotonic()
+            self.throttle.reset()
 
     def look(self, going: Sequence[Path]) -> None:
         """See how far the runs that are going have come."""
         self.going = going
-        now = time.monotonic()
-        if not self.live and now - self.spoke < _QUIET_SECONDS:
+        if not self.live and not self.throttle.due():
             return
         for path in going:
-            self.states[path] = state_of(self.directory / path)
+            self.states[path] = read_state(self.directory / path)
         if self.live:
             self.live.update(self._table(), refresh=True)
         elif going:
             words = ", ".join(f"{path} {self.states[path].progress}" for path in going)
             self.console.print(f"going: {words}{self._eta()}", markup=False, soft_wrap=True)
-            self.spoke = now
+            self.throttle.reset()
 
-    def report(self, failed: Sequence[tuple[PlannedRun, State]], stopped: str) -> None:
+    def report(self, failed: Sequence[tuple[PlannedRun, RunState]], stopped: str) -> None:
         """The last words."""
         for planned, state in failed:
             self.console.print(f"[red]failed[/] {escape(str(planned.path))}: {escape(state.reason)}", soft_wrap=True)

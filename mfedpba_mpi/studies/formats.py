@@ -15,16 +15,17 @@ from rich.text import Text
 
 from mfedpba_mpi.cli.console import console, table
 from mfedpba_mpi.errors import COMPLETE
+from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records import tables as tabular
-from mfedpba_mpi.studies.study import Study, put
+from mfedpba_mpi.studies.study import Study
 from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, ended
 
 
 def as_rich(results: Results) -> RichTable:
     """For the terminal; the marks stand apart from the numbers, so that these are in line."""
     styles, marks = {1: "bold", 2: "underline", 0: ""}, {1: " *", 2: " +", 0: ""}
-    rows = [[Text(label) for label, _ in results.rows]]
-    for cells in zip(*(cells for _, cells in results.rows), strict=True):
+    rows = [[Text(row.name) for row in results.rows]]
+    for cells in zip(*(row.cells for row in results.rows), strict=True):
         texts = [cell.words(results.measure.digits) if cell else "-" for cell in cells]
         width = max(map(len, texts))
         places = [cell.place if cell else 0 for cell in cells]
@@ -72,7 +73,7 @@ def as_markdown(results: Results) -> str:
             return "-"
         return cell.words(results.measure.digits, {1: "**{}**", 2: "<u>{}</u>", 0: "{}"}[cell.place])
 
-    rows = [line([label, *map(marked, cells)]) for label, cells in results.rows]
+    rows = [line([row.name, *map(marked, row.cells)]) for row in results.rows]
     head = [line([results.corner, *results.columns]), "|---" + "|---:" * len(results.columns) + "|"]
     return "\n".join([results.title, "", *head, *rows, "", "; ".join(results.notes)]) + "\n"
 
@@ -85,8 +86,8 @@ def as_latex(results: Results) -> str:
 def as_table(results: Results) -> tabular.Table:
     """The table as text with marks."""
     digits = results.measure.digits
-    rows = [[label, *(cell.words(digits) if cell else None for cell in cells)] for label, cells in results.rows]
-    cells = {(r, c): cell for r, (_, row) in enumerate(results.rows) for c, cell in enumerate(row, 1) if cell}
+    rows = [[row.name, *(cell.words(digits) if cell else None for cell in row.cells)] for row in results.rows]
+    cells = {(r, c): cell for r, row in enumerate(results.rows) for c, cell in enumerate(row.cells, 1) if cell}
     marks = {spot: cell.place for spot, cell in cells.items() if cell.place}
     headers = [results.corner, *results.columns]
     name = re.sub("[^A-Za-z0-9-]", "-", results.name)
@@ -98,11 +99,11 @@ def as_csv(results: Results) -> str:
     with io.StringIO() as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([results.corner, "column", "mean", "deviation", "runs", "place", "title"])
-        for label, cells in results.rows:
-            for column, cell in zip(results.columns, cells, strict=True):
+        for row in results.rows:
+            for column, cell in zip(results.columns, row.cells, strict=True):
                 if cell and cell.n:
                     spread = "" if np.isnan(cell.deviation) else cell.deviation
-                    writer.writerow([label, column, cell.mean, spread, cell.n, cell.place or "", results.title])
+                    writer.writerow([row.name, column, cell.mean, spread, cell.n, cell.place or "", results.title])
         return file.getvalue()
 
 
@@ -123,13 +124,13 @@ def raw(study: Study, directory: Path) -> str:
                 numbers = ["" if np.isnan(number) else f"{number:.6g}" for number in values]
                 clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
                 numbers.append(" ".join(f"{accuracy:.2f}" for accuracy in clients))
-            writer.writerow([*place.labels.values(), run.status, run.remark.strip(" ()"), *numbers])
+            writer.writerow([*place.labels.values(), run.status, run.remark, *numbers])
         return file.getvalue()
 
 
 def save(study: Study, results: Results, directory: Path) -> None:
     """``table.txt``, ``.md``, ``.tex`` and ``.csv`` in the study's directory, and ``runs.csv``, see `raw`."""
     for ending, form in FORMATS.values():
-        put(directory / f"table.{ending}", form(results))
-    put(directory / "runs.csv", raw(study, directory))
+        write_text(directory / f"table.{ending}", form(results))
+    write_text(directory / "runs.csv", raw(study, directory))
     click.echo(f"tables: {directory}/table.txt, .md, .tex, .csv; every run: {directory}/runs.csv")

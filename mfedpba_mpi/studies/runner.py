@@ -22,9 +22,8 @@ from pathlib import Path
 from mfedpba_mpi import plugins
 from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.engine.signals import EXIT_INTERRUPTED, Stop
-from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, UserError
-from mfedpba_mpi.records.lock import IN_USE
-from mfedpba_mpi.records.status import OUTPUT, PROMPT, State, last_words, state_of
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, UserError
+from mfedpba_mpi.records.status import OUTPUT, PROMPT, RunState, last_output, read_state
 from mfedpba_mpi.studies.board import Board
 from mfedpba_mpi.studies.study import PlannedRun
 
@@ -40,7 +39,7 @@ def program() -> list[str]:
     return [sys.executable, *how, *plugins.arguments()]
 
 
-def refuse_other_data(directory: Path, states: Mapping[Path, State], data: Mapping[Path, str]) -> None:
+def refuse_other_data(directory: Path, states: Mapping[Path, RunState], data: Mapping[Path, str]) -> None:
     """Refuse complete runs whose data were not those of the fingerprints `data`."""
     other = [path for path, state in states.items() if state.status == COMPLETE and state.fingerprint != data[path]]
     if other:
@@ -55,7 +54,7 @@ class Outcome:
     """A run that has come to an end here: how, and after how many seconds."""
 
     planned: PlannedRun
-    state: State
+    state: RunState
     seconds: float
 
 
@@ -85,9 +84,12 @@ class Runner:
 
         `data` is the fingerprint of each run's data, by its path; a complete run of other data is refused.
         """
-        states = {planned.path: state_of(self.directory / planned.path) for planned in runs}
+        states = {planned.path: read_state(self.directory / planned.path) for planned in runs}
         refuse_other_data(self.directory, states, data)
-        todo = [planned for planned in runs if states[planned.path].status not in (COMPLETE, RUNNING)]
+        todo = [
+            planned for planned in runs
+            if states[planned.path].status != COMPLETE and not states[planned.path].active
+        ]  # fmt: skip
         if any(planned.ranks > 1 for planned in todo) and not shutil.which(shlex.split(self.launcher)[0]):
             raise UserError(f"launcher: no {shlex.split(self.launcher)[0]} on the PATH to start several ranks with")
         self._stop.listen()
@@ -101,16 +103,16 @@ class Runner:
                     for future in ended:
                         outcomes.append(future.result())
                         board.ended(outcomes[-1].planned, outcomes[-1].state, outcomes[-1].seconds)
-                    if self._stop.asked:
+                    if self._stop.signal:
                         self._pass_on(signal.SIGUSR1)
                     board.look([path for path, process in list(self._processes.items()) if process.poll() is None])
             except BaseException:
-                self._stop.asked = self._stop.asked or "an error"
+                self._stop.signal = self._stop.signal or "an error"
                 self._pass_on(signal.SIGKILL)
                 raise
         failed = [(outcome.planned, outcome.state) for outcome in outcomes if outcome.state.status == FAILED]
-        board.report(failed, stopped=self._stop.asked)
-        if self._stop.asked or any(outcome.state.status == INTERRUPTED for outcome in outcomes):
+        board.report(failed, stopped=self._stop.signal)
+        if self._stop.signal or any(outcome.state.status == INTERRUPTED for outcome in outcomes):
             return EXIT_INTERRUPTED
         return 1 if failed else 0
 
@@ -135,20 +137,18 @@ class Runner:
 
     def _execute(self, planned: PlannedRun) -> Outcome:
         """Run it to its end, in a thread that does nothing but wait for it."""
-        if self._stop.asked:
-            return Outcome(planned, State(INTERRUPTED), 0.0)
+        if self._stop.signal:
+            return Outcome(planned, RunState(INTERRUPTED), 0.0)
         began, directory = time.monotonic(), self.directory / planned.path
         try:
             code = self._start(planned, directory).wait()
-            state = state_of(directory)
+            state = read_state(directory)
         except OSError as error:
-            code, state = 1, State(FAILED, reason=f"cannot be started: {error}")
-        if code and (self._stop.asked or code == EXIT_INTERRUPTED):
+            code, state = 1, RunState(FAILED, reason=f"cannot be started: {error}")
+        if code and (self._stop.signal or code == EXIT_INTERRUPTED):
             state = replace(state, status=INTERRUPTED)
-        elif code or state.status != COMPLETE:
-            reason = state.reason or last_words(directory)
-            taken = state.status == RUNNING and IN_USE in reason  # somebody else was faster
-            state = state if taken else replace(state, status=FAILED, reason=reason)
+        elif (code or state.status != COMPLETE) and not state.active:  # active: another process was faster
+            state = replace(state, status=FAILED, reason=state.reason or last_output(directory))
         return Outcome(planned, state, time.monotonic() - began)
 
     def _start(self, planned: PlannedRun, directory: Path) -> subprocess.Popen[bytes]:

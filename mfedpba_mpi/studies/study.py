@@ -37,7 +37,6 @@ Reading a study checks no names, and so needs no plugin. What methods of your ow
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -284,13 +283,6 @@ def read_study(path: Path) -> Study:
         return _study(document, path.stem)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def put(path: Path, text: str) -> None:
-    """Write a small file, all or nothing."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
 
 
 def _study(document: Mapping[str, Any], stem: str) -> Study:

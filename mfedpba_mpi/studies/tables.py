@@ -15,7 +15,7 @@ import numpy as np
 
 from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
-from mfedpba_mpi.records.run import Run, joint_remark
+from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
 from mfedpba_mpi.studies.study import SEED, Place, Study
 
@@ -104,17 +104,48 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Results:
-    """A table of cells; None where there is no run. `remark` is what must be said of the data, and is in the title."""
+class Row:
+    """A row of a table: its label, its cells (None: no run), and its remark if the rows have different ones."""
 
-    title: str
-    notes: Sequence[str]
+    label: str
+    cells: Sequence[Cell | None]
+    remark: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label with the remark."""
+        return self.label + bracketed(self.remark)
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table of a study.
+
+    Attributes
+    ----------
+    subject : the title of the study.
+    measure : what the cells show.
+    corner : header of the column of labels.
+    notes : how to read the table.
+    incomplete : how many runs are complete, "" if all are; also one of `notes`.
+    remark : what must be shown with every number, if it is the same for all, see `Run.remark`.
+    name : the name of the study.
+    """
+
+    subject: str
     measure: Measure
     corner: str
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell | None]]]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    incomplete: str = ""
     remark: str = ""
     name: str = "table"
+
+    @property
+    def title(self) -> str:
+        """Subject, remark and measure."""
+        return f"{self.subject}{bracketed(self.remark)}: {self.measure.label}"
 
 
 def tabulate(study: Study, directory: Path, measure: str = "", against: str = "") -> Results:
@@ -171,39 +202,45 @@ def ended(study: Study, directory: Path) -> Iterator[tuple[Place, Run]]:
 
 
 def lay_out(study: Study, found: Sequence[Found], measure: Measure) -> Results:
-    """The table of values, each with what must be said of it."""
-    layout, shared = study.layout, {remark for *_, remark in found}
+    """The table of these values."""
+    layout, remarks = study.layout, {remark for *_, remark in found}
     columns = _labels(study, [layout.columns] if layout.columns else [])
     grid: list[list[Cell | None]] = []
-    rows = []
+    labels, row_remarks = [], []
     for row in _labels(study, layout.rows):
         own = [entry for entry in found if _is_at(entry[0], layout.rows, row)]
-        said = joint_remark(remark for *_, remark in own) if len(shared) > 1 else ""
-        rows.append((" ".join(row) or study.name) + (f" ({said})" if said else ""))
+        labels.append(" ".join(row) or study.name)
+        row_remarks.append(joint_remark(remark for *_, remark in own) if len(remarks) > 1 else "")
         grid.append([cell_of([x for place, x, _ in own if _is_at(place, [layout.columns], c)]) for c in columns])
     best = layout.best or ("row" if len(columns) > 1 else "column")
-    notes = [] if measure.plain else _notes(study, [value for _, value, _ in found], best)
+    incomplete = "" if measure.plain else _incomplete(study, [value for _, value, _ in found])
     if measure.plain:
         grid = [[cell and replace(cell, deviation=np.nan) for cell in row] for row in grid]
     else:
         grid = _placed(grid, best, measure.larger_is_better)
         grid = _compared(grid, measure) if layout.against_first else grid
-    remark = next(iter(shared)) if len(shared) == 1 else ""
     return Results(
-        f"{study.title}{remark}: {measure.label}",
-        notes, measure,
+        study.title, measure,
         ", ".join(axis.rpartition(".")[2] for axis in layout.rows) or "study",
         [" ".join(column) for column in columns] if layout.columns else ["mean"],
-        list(zip(rows, grid, strict=True)), remark.strip(" ()"), study.name,
+        list(map(Row, labels, grid, row_remarks)),
+        [] if measure.plain else _notes(study, incomplete, best), incomplete,
+        next(iter(remarks)) if len(remarks) == 1 else "", study.name,
     )  # fmt: skip
 
 
-def _notes(study: Study, values: Sequence[float], best: str) -> list[str]:
-    seeds, total, failed = len(study.axes.get(SEED, ())), len(study.places()), int(np.isnan(values).sum())
-    notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed"]
-    if len(values) - failed < total:
-        said = f", {failed} failed" if failed else ""
-        notes.append(f"{len(values) - failed} of {'1 run is' if total == 1 else f'{total} runs are'} complete{said}")
+def _incomplete(study: Study, values: Sequence[float]) -> str:
+    """How many runs are complete and how many have failed; "" if all are complete."""
+    total, failed = len(study.places()), int(np.isnan(values).sum())
+    if len(values) - failed == total:
+        return ""
+    runs = "1 run is" if total == 1 else f"{total} runs are"
+    return f"{len(values) - failed} of {runs} complete{f', {failed} failed' if failed else ''}"
+
+
+def _notes(study: Study, incomplete: str, best: str) -> list[str]:
+    seeds = len(study.axes.get(SEED, ()))
+    notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed", *filter(None, [incomplete])]
     notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold, second best underlined")
     return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
 

@@ -1,1 +1,1 @@
-"""`mfedpba-mpi watch`: runs and studies while they go on, as pictures made of characters."""
+"""`mfedpba-mpi watch`: a live view of runs and studies, drawn with characters."""

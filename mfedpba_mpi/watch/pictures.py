@@ -1,4 +1,4 @@
-"""A run in lines of characters: what a live view shows of it."""
+"""The live view of a run as lines of characters."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from mfedpba_mpi.cli.console import count, duration
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING
 from mfedpba_mpi.records.run import Run, mean_of_clients
+from mfedpba_mpi.records.status import RECENT, STARTING, RunState
 from mfedpba_mpi.watch.drawing import Line, Span, bar, braille, flow, flow_each, grid, shape, spark
 
-STARTING, SILENT, UNREADABLE = "starting", "no news", "unreadable"  # what only who looks on can say of a run
 STYLES = {RUNNING: "green", STARTING: "green", COMPLETE: "bold green", FAILED: "bold red", WAITING: "dim"}
-RECENT = 20  # rounds that tell how fast it goes
-CELL = 19  # columns that a client needs
+CELL = 19  # columns of a client
+LAST_WARNINGS = 3  # shown
 
 
-def run_lines(run: Run, status: str, reason: str, news: float, directory: Path, width: int, height: int) -> list[Line]:
-    """The view of a run whose log changed `news` seconds ago."""
-    pace = pace_of(run, news if status == RUNNING else 0.0)
+def run_lines(run: Run, state: RunState, age: float, directory: Path, width: int, height: int) -> list[Line]:
+    """The view of a run whose log changed `age` seconds ago."""
+    pace = pace_of(run, age if state.status == RUNNING else 0.0)
     top = flow(_title(run, directory if height > 21 else None), width)
-    state = [] if status == SILENT else [styled(status)]  # said in whole below
-    top += [*flow([*state, *pace.words(status)], width), *said(status, reason, directory, width)]
-    if status == RUNNING:
+    top += [*flow([styled(state.status), *pace.words(state.status)], width), *reason_lines(state, directory, width)]
+    top += _warnings(run, width)
+    if state.status == RUNNING:
         done = bar(pace.t / pace.T, width)
         top.append([(done, "green"), ("─" * (width - len(done)), "dim")])
     below = [*flow(_shares(run), width), *_ranks(run, width)]
-    free = height - len(top) - len(below) - 2  # the curve's two lines of words
+    free = height - len(top) - len(below) - 2  # two lines of text around the curve
     middle = _clients(last_accuracy(run), width, max(1, free // 3))
     middle += _losses(losses(run), width, max(2, free // 5))
     return [*top, *average_curve(run, width, min(16, free - len(middle))), *middle, *below]
@@ -38,7 +38,7 @@ def run_lines(run: Run, status: str, reason: str, news: float, directory: Path, 
 
 @dataclass(frozen=True)
 class Pace:
-    """Round t of T; seconds a round of late, in all, and until the end."""
+    """Round t of T; recent seconds per round, total seconds so far, and seconds left."""
 
     t: int
     T: int
@@ -55,25 +55,25 @@ class Pace:
             yield f"{self.each:.3g} s a round", ""
 
 
-def pace_of(run: Run, news: float) -> Pace:
-    """How fast a run goes whose last round ended `news` seconds ago; 0 for one that does not go on."""
+def pace_of(run: Run, age: float) -> Pace:
+    """The speed of a run whose last round ended `age` seconds ago (0 for a run that is not running)."""
     seconds = run.rounds.get("seconds_total", np.zeros(0))
     t, T = len(seconds), int(run.attributes["config"]["rounds"])
     each = float(seconds[-RECENT:].mean()) if t else math.nan
-    elapsed = float(run.attributes["seconds_setup"] + seconds.sum()) + news
-    left = max(0.0, (T - t) * each - min(news, each)) if t else math.nan
+    elapsed = float(run.attributes["seconds_setup"] + seconds.sum()) + age
+    left = max(0.0, (T - t) * each - min(age, each)) if t else math.nan
     return Pace(t, T, each, elapsed, left)
 
 
 def last_accuracy(run: Run) -> np.ndarray:
-    """The clients' accuracies when they were last tested (K,); none before."""
-    if "tested" not in run.rounds or not len(run.evaluated):
+    """The clients' accuracies (K,) in the last evaluated round; empty before the first."""
+    if not len(run.evaluated):
         return np.zeros(0)
     return run.rounds["accuracy"][run.evaluated[-1] - 1]
 
 
 def losses(run: Run) -> dict[str, np.ndarray]:
-    """The terms that there are, by name: means over the clients that took part, and the server's; (rounds,) each."""
+    """The loss terms by name, (rounds,) each: means over participating clients, and the server's."""
     found = {}
     for name, values in run.rounds.items():
         kind, _, term = name.partition("_")
@@ -85,7 +85,7 @@ def losses(run: Run) -> dict[str, np.ndarray]:
 
 
 def busy(run: Run) -> dict[int, float]:
-    """The share of recent time that each rank has computed; {} where the log does not say who was where."""
+    """The share of recent time in which each rank computed; {} if the log lacks the placement."""
     now = run.attributes["resumed"][-1]["ranks"] if run.attributes["resumed"] else run.attributes["ranks"]
     total = run.rounds.get("seconds_total", np.zeros(0))[-RECENT:].sum()
     if now != run.attributes["ranks"] or not total:
@@ -97,8 +97,8 @@ def busy(run: Run) -> dict[int, float]:
 
 
 def average_curve(run: Run, width: int, height: int) -> list[Line]:
-    """The average accuracy over rounds: a line of words, `height` lines of dots (none where that is low), the axis."""
-    average = run.average() if "tested" in run.rounds else np.zeros(0)
+    """The average accuracy over rounds: a line of text, a curve of `height` lines if there is room, the axis."""
+    average = run.average()
     measure = "validation accuracy" if run.validation else "accuracy"
     if not len(average):
         return [[(f"no {measure} yet", "dim")]]
@@ -120,16 +120,25 @@ def average_curve(run: Run, width: int, height: int) -> list[Line]:
 
 
 def styled(status: str) -> Span:
-    """A status in its colour."""
+    """A status with its colour."""
     return status, STYLES.get(status, "bold yellow")
 
 
-def said(status: str, reason: str, directory: Path, width: int) -> list[Line]:
-    """Why a run is in its state, if there is something to say, and how it goes on."""
-    words = [(reason, "red" if status == FAILED else "yellow")] if reason else []
-    if status in (INTERRUPTED, FAILED) and "mfedpba-mpi resume" not in reason:
-        words.append((f"mfedpba-mpi resume {directory} goes on", ""))
+def reason_lines(state: RunState, directory: Path, width: int) -> list[Line]:
+    """Why a run is in its state, and how to resume it."""
+    words = [(state.reason, "red" if state.status == FAILED else "yellow")] if state.reason else []
+    if state.status in (INTERRUPTED, FAILED) and "mfedpba-mpi resume" not in state.reason:
+        words.append((f"resume with `mfedpba-mpi resume {directory}`", ""))
     return flow_each(words, width)[:6]
+
+
+def _warnings(run: Run, width: int) -> list[Line]:
+    """The last warnings, a line each."""
+    last = run.warnings[-LAST_WARNINGS:]
+    texts = [f"warning{f' (round {t})' if t else ''}: {text}" for t, text in last]
+    if len(run.warnings) > len(last):
+        texts.append(f"{count(len(run.warnings) - len(last), 'earlier warning')}, see the report")
+    return [[(text if len(text) <= width else f"{text[: width - 1]}…", "yellow")] for text in texts]
 
 
 def _title(run: Run, directory: Path | None) -> Iterator[Span]:
@@ -166,7 +175,7 @@ def _clients(accuracy: np.ndarray, width: int, rows: int) -> list[Line]:
 
 
 def _losses(terms: dict[str, np.ndarray], width: int, rows: int) -> list[Line]:
-    """The last value of each with its course, or an arrow for the last five rounds where there is no room."""
+    """The last value and a sparkline of each term; without room for that, an arrow for the last five rounds."""
     if not terms:
         return []
     longest = max(map(len, terms))

@@ -140,7 +140,7 @@ def _checkpoint(module: ModuleType) -> None:
 
 
 def _serial(module: ModuleType) -> None:
-    around(module.Comm, "finish", "leaving")
+    around(module.SerialComm, "finish", "leaving")
 
 
 def _mpi(module: ModuleType) -> None:

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.cli.main import cli
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.lock import locked
@@ -19,7 +19,7 @@ def runs(tiny, tmp_path):
     """Three runs: a complete one, one that was killed after round 2, and one whose log is damaged."""
     complete = tmp_path / "runs/complete"
     complete.mkdir(parents=True)
-    run_rounds(tiny(), tmp_path, Comm(), [RunLog(complete)], Checkpoints(complete, every=1, keep="all"))
+    run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(complete)], Checkpoints(complete, every=1, keep="all"))
     (complete / ".lock").touch()
     for name in ("killed", "damaged"):
         shutil.copytree(complete, complete.parent / name)

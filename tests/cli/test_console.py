@@ -8,7 +8,7 @@ import pytest
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.cli.console import console, count
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.progress import Screen
 from mfedpba_mpi.records.run_log import RunLog
@@ -36,7 +36,7 @@ def test_a_number_agrees_with_its_noun():
 def test_one_client_is_no_clients(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_figures, "drawn", lambda run: [])
     alone = {"clients": 1, "dims": (6,), "partition": "m1", "rounds": 1}
-    run_rounds(tiny(**alone), tmp_path, Comm(), [RunLog(tmp_path), Screen(tmp_path)])
+    run_rounds(tiny(**alone), tmp_path, SerialComm(), [RunLog(tmp_path), Screen(tmp_path)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "3 classes, 1 modality), partition m1, 1 client, fusion sum" in printed
     run = load_run(tmp_path)

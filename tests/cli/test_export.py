@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.cli.export import export
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.sealed import open_image, seal
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import UserError
@@ -222,7 +222,7 @@ def test_runs_that_have_not_ended_are_written_as_far_as_they_have_come(tiny, tmp
     for t in (0, 2):
         (tmp_path / f"to{t}").mkdir()
         with pytest.raises(ZeroDivisionError):
-            run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path / f"to{t}"), Stopper(t)])
+            run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(tmp_path / f"to{t}"), Stopper(t)])
     call(tmp_path / "to0", "--csv", tmp_path / "a", "--parquet", tmp_path / "a", "--tensorboard", tmp_path / "a")
     call(tmp_path / "to0", tmp_path / "to2", "--csv", tmp_path / "b", "--tensorboard", tmp_path / "b")
     assert len(pd.read_csv(tmp_path / "a/rounds.csv")) == 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mfedpba_mpi.comm.devices import check_given, pick
+from mfedpba_mpi.comm.devices import check_slurm_gpus, choose_device
 from mfedpba_mpi.errors import UserError
 
 
@@ -19,7 +19,7 @@ from mfedpba_mpi.errors import UserError
 )
 @pytest.mark.parametrize("requested", ["auto", "cuda"])
 def test_four_ranks_of_a_node_take_its_gpus_by_local_rank(requested, visible, devices):
-    assert [pick(requested, local_rank, visible) for local_rank in range(4)] == devices
+    assert [choose_device(requested, local_rank, visible) for local_rank in range(4)] == devices
 
 
 @pytest.fixture
@@ -37,20 +37,20 @@ def build(monkeypatch):
 def test_gpus_given_to_a_torch_for_cpus_are_refused(build):
     build(None, 0)
     with pytest.raises(UserError, match=r"gave 4 GPUs on .* torch \d.* a build for CPUs, .* CUDA, or use --device cpu"):
-        check_given(4)
+        check_slurm_gpus(4)
 
 
 def test_gpus_hidden_from_a_torch_for_cuda_are_refused(build, monkeypatch):
     build("12.4", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match=r"gave 1 GPU on .* `nvidia-smi` .* CUDA_VISIBLE_DEVICES \(empty\), or use"):
-        check_given(1)
+        check_slurm_gpus(1)
 
 
 @pytest.mark.parametrize(("given", "visible"), [(4, 4), (4, 1), (0, 0), (0, 2)])
 def test_gpus_that_are_seen_or_were_never_given_are_no_matter(build, given, visible):
     build("12.4", visible)
-    check_given(given)
+    check_slurm_gpus(given)
 
 
 TINY = ("--dataset", "synthetic", "--samples", 120, "--dims", "6,10,8", "--rounds", 1)

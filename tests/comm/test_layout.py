@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mfedpba_mpi.comm.layout import Layout
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 
 
 def test_a_message_survives_packing():
@@ -30,7 +30,7 @@ def test_a_message_that_is_not_as_laid_out_is_refused(message):
 
 
 def test_one_process_gathers_broadcasts_and_scatters_to_itself():
-    comm = Comm()
+    comm = SerialComm()
     comm.place([1.0, 1.0, 1.0])
     layouts = {k: Layout({"x": (k + 1,)}) for k in (0, 2)}
     messages = {k: {"x": torch.full((k + 1,), float(k))} for k in (0, 2)}

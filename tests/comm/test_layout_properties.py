@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.comm.layout import Layout
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from tests.properties import examples
 
 CPU = torch.device("cpu")
@@ -135,7 +136,7 @@ def exchanges(draw) -> tuple[list[Rank], dict[int, Layout], dict[int, dict[str, 
 def test_gathering_brings_the_server_every_message_in_client_order(exchange):
     comms, layouts, messages = exchange
     for comm in reversed(comms):  # the server last
-        found = comm.gather({k: messages[k] for k in comm.mine if k in messages}, layouts)
+        found = comm.gather({k: messages[k] for k in comm.own_clients if k in messages}, layouts)
         assert comm.is_server or found == {}
     assert list(found) == sorted(messages)
     assert all(same(found[k], messages[k]) for k in messages)
@@ -147,14 +148,14 @@ def test_scattering_brings_every_client_its_own_message(exchange):
     comms, layouts, messages = exchange
     for comm in comms:  # the server first
         found = comm.scatter(messages if comm.is_server else {}, layouts)
-        assert list(found) == [k for k in comm.mine if k in messages]
+        assert list(found) == [k for k in comm.own_clients if k in messages]
         assert all(same(found[k], messages[k]) for k in found)
 
 
 @examples(100)
 @given(LAID_OUT, LAID_OUT)
 def test_what_was_received_outlives_the_next_message_in_the_same_buffer(one, two):
-    comm = Comm()
+    comm = SerialComm()
     comm.place([1.0])
     first = [comm.gather({0: one[1]}, {0: one[0]})[0], comm.broadcast(one[1], one[0])]
     comm.gather({0: two[1]}, {0: two[0]})

@@ -29,19 +29,19 @@ def message(k):
 
 def test_clients_are_spread_over_the_workers(comm):
     assert comm.ranks == [[], [0], [1, 2, 3]]
-    assert comm.mine == comm.ranks[comm.rank]
+    assert comm.own_clients == comm.ranks[comm.rank]
     assert comm.is_server == (comm.rank == 0)
 
 
 def test_gather_brings_every_upload_to_the_server_in_client_order(comm):
-    found = comm.gather({k: message(k) for k in comm.mine}, layouts())
+    found = comm.gather({k: message(k) for k in comm.own_clients}, layouts())
     assert list(found) == ([0, 1, 2, 3] if comm.is_server else [])
     assert all(torch.equal(found[k]["x"], message(k)["x"]) for k in found)
 
 
 def test_gather_with_some_participants(comm):
     active = [1, 3]  # rank 1 sends nothing
-    found = comm.gather({k: message(k) for k in comm.mine if k in active}, layouts(active))
+    found = comm.gather({k: message(k) for k in comm.own_clients if k in active}, layouts(active))
     assert list(found) == (active if comm.is_server else [])
 
 
@@ -53,14 +53,14 @@ def test_broadcast_reaches_every_rank(comm):
 def test_scatter_brings_each_client_its_own(comm):
     replies = {k: message(k) for k in range(4)} if comm.is_server else {}
     found = comm.scatter(replies, layouts())
-    assert list(found) == comm.mine
+    assert list(found) == comm.own_clients
     assert all(torch.equal(found[k]["x"], message(k)["x"]) for k in found)
 
 
 @pytest.mark.parametrize("down", ["broadcast", "scatter"])
 def test_a_round_that_one_rank_gives_up_is_void_for_the_server_and_then_for_all(comm, down):
     comm.void = comm.rank == 2
-    comm.gather({k: message(k) for k in comm.mine}, layouts())
+    comm.gather({k: message(k) for k in comm.own_clients}, layouts())
     assert comm.void == (comm.rank != 1)
     if down == "broadcast":
         comm.broadcast(message(0) if comm.is_server else None, layouts()[0])
@@ -70,7 +70,7 @@ def test_a_round_that_one_rank_gives_up_is_void_for_the_server_and_then_for_all(
 
 
 def test_rows_are_gathered_by_rank(comm):
-    rows = np.full((len(comm.mine) + 1, 2), float(comm.rank))
+    rows = np.full((len(comm.own_clients) + 1, 2), float(comm.rank))
     gathered = comm.gather_rows(rows)
     if comm.is_server:
         assert [part.shape for part in gathered] == [(1, 2), (2, 2), (4, 2)]

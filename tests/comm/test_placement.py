@@ -2,7 +2,7 @@
 
 import pytest
 
-from mfedpba_mpi.comm.devices import pick
+from mfedpba_mpi.comm.devices import choose_device
 from mfedpba_mpi.comm.placement import place
 from mfedpba_mpi.errors import UserError
 
@@ -43,9 +43,9 @@ def test_a_heavy_load_is_balanced():
     ],
 )
 def test_ranks_of_a_node_take_its_gpus_in_turn(requested, local_rank, visible, expected):
-    assert pick(requested, local_rank, visible) == expected
+    assert choose_device(requested, local_rank, visible) == expected
 
 
 def test_asking_for_a_gpu_that_is_not_there_is_an_error():
     with pytest.raises(UserError, match="sees no GPU"):
-        pick("cuda", 0, 0)
+        choose_device("cuda", 0, 0)

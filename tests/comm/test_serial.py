@@ -3,11 +3,11 @@
 import torch
 
 from mfedpba_mpi.comm.layout import Layout
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 
 
 def test_messages_of_many_sizes_need_one_buffer_a_purpose():
-    comm = Comm()
+    comm = SerialComm()
     comm.place([1.0] * 8)
     for n in (3, 1, 8, 5, 8, 2):
         layouts = {k: Layout({"x": (k + 1,)}) for k in range(n)}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi import Partition, RunConfig, load_run, simulate
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.base import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.launch import FaultTolerance, run_rank
 from mfedpba_mpi.engine.resume import extended, stored_run
 from mfedpba_mpi.engine.setup import prepare
@@ -36,7 +37,7 @@ def longer(tmp_path):
 
     def go_on(out):
         config = extended(stored_run(tmp_path / out).config, 3)
-        run_rank(config, tmp_path / "data", tmp_path / out, Comm(), None, FaultTolerance(), Stop(), True)
+        run_rank(config, tmp_path / "data", tmp_path / out, SerialComm(), None, FaultTolerance(), Stop(), True)
         return load_run(tmp_path / out)
 
     return go_on
@@ -84,7 +85,7 @@ def test_a_run_goes_on_with_the_clients_of_its_log_when_the_file_is_gone(run, lo
     assert digests(longer("no-checkpoint")) == digests(whole[1])
     config = extended(stored_run(tmp_path / "no-log").config, 3)
     (tmp_path / "no-log" / "run.h5").write_bytes(b"damaged")
-    run_rank(config, tmp_path / "data", tmp_path / "no-log", Comm(), None, FaultTolerance(), Stop(), True)
+    run_rank(config, tmp_path / "data", tmp_path / "no-log", SerialComm(), None, FaultTolerance(), Stop(), True)
     assert digests(load_run(tmp_path / "no-log")) == digests(whole[1])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi import RunConfig, load_clients, load_run, simulate
-from mfedpba_mpi.engine.round import client_sha256
+from mfedpba_mpi.engine.digests import client_sha256
 from mfedpba_mpi.errors import UserError
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}

@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix, random_array, save_npz
 from mfedpba_mpi import load_run
 from mfedpba_mpi.cli import console  # noqa: F401  loaded once here, and not in every case
 from mfedpba_mpi.cli.data import data
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import fit_to_data, make_config, read_toml
 from mfedpba_mpi.data import importing, quality  # noqa: F401
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
@@ -251,7 +251,7 @@ def run_briefly(directory: Path) -> Path:
     config = fit_to_data(config, describe_dataset(config, directory))
     out = directory / "run"
     out.mkdir()
-    run_rounds(config, directory / "data", Comm(), [RunLog(out)], Checkpoints(out, every=1))
+    run_rounds(config, directory / "data", SerialComm(), [RunLog(out)], Checkpoints(out, every=1))
     return out
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.records.run_log import RunLog
@@ -23,7 +23,7 @@ def test_three_ranks_give_the_bits_of_one_process(tiny, tmp_path, method, fusion
         directory.mkdir()
     run_rounds(config, tmp_path, comm, [RunLog(parallel)])
     if comm.is_server:
-        run_rounds(config, tmp_path, Comm(), [RunLog(serial)])
+        run_rounds(config, tmp_path, SerialComm(), [RunLog(serial)])
         a, b = load_run(parallel), load_run(serial)
         assert a.final["client_sha256"] == b.final["client_sha256"]
         assert a.final["server_sha256"] == b.final["server_sha256"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.shards import read_clients
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.setup import prepare
@@ -77,7 +77,7 @@ def reference(client, pull, t, inbox):
 
 def federation(config, directory):
     """The method's server and clients on the data of `config`, as a run has them."""
-    problem, _, _, shards = prepare(config, directory, Comm())
+    problem, _, _, shards = prepare(config, directory, SerialComm())
     method = load_method(config.method)(problem)
     clients = [method.client(k, data, CPU) for k, data in enumerate(read_clients(shards, range(problem.K)))]
     return method.server(CPU), clients
@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_has_the_same_gradients_and_plans(tiny, finished, tmp
     directory.mkdir()
     for rounds in (2, 4):
         config = tiny(**{**SETTINGS, "rounds": rounds})
-        run_rounds(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        run_rounds(config, tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory))
     assert_same(finished(method="mfedpba", **SETTINGS), load_run(directory))
 
 
@@ -186,7 +186,7 @@ def test_the_plans_of_a_finished_run_are_in_its_checkpoint(tiny, tmp_path):
     directory.mkdir()
     runs = []
     for _ in range(2):  # the second time there is nothing left to do but the end
-        run_rounds(tiny(**SETTINGS), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+        run_rounds(tiny(**SETTINGS), tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory))
         runs.append(load_run(directory))
     assert_same(*runs)
 
@@ -202,6 +202,6 @@ def test_three_ranks_have_the_gradients_and_plans_of_one_process(tiny, tmp_path)
         directory.mkdir()
     run_rounds(config, tmp_path, comm, [RunLog(parallel)])
     if comm.is_server:
-        run_rounds(config, tmp_path, Comm(), [RunLog(serial)])
+        run_rounds(config, tmp_path, SerialComm(), [RunLog(serial)])
         assert_same(load_run(parallel), load_run(serial))
     comm.barrier()

@@ -13,7 +13,7 @@ from torch import nn
 
 from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.layout import Layout
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.observers import Round
 from mfedpba_mpi.engine.signals import Stop
@@ -219,7 +219,7 @@ class Warnings(Observer):
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_of_the_program_declare_their_state(method, tiny, tmp_path):
     warnings = Warnings()
-    run_rounds(tiny(method=method, rounds=5, participation=0.7), tmp_path, Comm(), [warnings])
+    run_rounds(tiny(method=method, rounds=5, participation=0.7), tmp_path, SerialComm(), [warnings])
     assert not [words for words in warnings.said if "persistent" in words]
 
 
@@ -298,17 +298,17 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
     for directory in (whole, broken):
         directory.mkdir()
     warnings = Warnings()
-    run_rounds(config, tmp_path, Comm(), [RunLog(whole), warnings])
+    run_rounds(config, tmp_path, SerialComm(), [RunLog(whole), warnings])
     assert warnings.said == []
     stop = Stop()
 
     class AfterTwo(Warnings):
         def round(self, result):
-            stop.asked = "SIGUSR1" if result.t == 2 else ""
+            stop.signal = "SIGUSR1" if result.t == 2 else ""
 
     with pytest.raises(Ended):
-        run_rounds(config, tmp_path, Comm(), [RunLog(broken), AfterTwo()], Checkpoints(broken), stop)
-    run_rounds(config, tmp_path, Comm(), [RunLog(broken)], Checkpoints(broken))
+        run_rounds(config, tmp_path, SerialComm(), [RunLog(broken), AfterTwo()], Checkpoints(broken), stop)
+    run_rounds(config, tmp_path, SerialComm(), [RunLog(broken)], Checkpoints(broken))
     one, two = load_run(whole), load_run(broken)
     assert two.attributes["resumed"]
     assert one.final["client_sha256"] == two.final["client_sha256"]
@@ -318,7 +318,7 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
 def test_undeclared_state_is_named_once_while_the_run_goes(registered, tiny, tmp_path):
     registered(Forgetful)
     warnings = Warnings()
-    run_rounds(tiny(method="momentum", rounds=4), tmp_path, Comm(), [warnings])
+    run_rounds(tiny(method="momentum", rounds=4), tmp_path, SerialComm(), [warnings])
     assert len(warnings.said) == 1
     assert "server_class.v changes from round to round, but is in no checkpoint" in warnings.said[0]
     assert "`persistent`" in warnings.said[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.comm.placement import place
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import UserError
@@ -119,7 +119,7 @@ def test_disk_is_about_what_a_run_takes(tiny, tmp_path, changes):
     """Within a tenth, but for the log of a method with fewer numbers than MFedPBA; small shards are mostly headers."""
     config, run = tiny(samples=1200, **changes), tmp_path / "run"
     run.mkdir()
-    run_rounds(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    run_rounds(config, tmp_path, SerialComm(), [RunLog(run)], Checkpoints(run))
     disk = disk_of(imagine(config, tmp_path))
     checkpoint = sum(path.stat().st_size for path in run.glob("checkpoints/*/*"))
     assert disk.checkpoint == pytest.approx(checkpoint, rel=0.1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mfedpba_mpi import Observer, load_run
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.signals import SIGNALS, Stop
 from mfedpba_mpi.errors import Ended, UserError
@@ -50,7 +50,7 @@ def interrupted(tiny, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Client, "epoch", signalled)
             with pytest.raises(Ended, match=f"stopped by SIGUSR1 after round {t - 1}") as end:
-                run_rounds(config, tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory), stop)
+                run_rounds(config, tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory), stop)
         assert (end.value.status, end.value.exit_code) == ("interrupted", 75)
         return directory
 
@@ -58,7 +58,7 @@ def interrupted(tiny, tmp_path, monkeypatch):
 
 
 def go_on(config, data, directory):
-    run_rounds(config, data, Comm(), [RunLog(directory)], Checkpoints(directory))
+    run_rounds(config, data, SerialComm(), [RunLog(directory)], Checkpoints(directory))
     return load_run(directory)
 
 
@@ -100,7 +100,7 @@ def test_a_run_stopped_in_its_first_round_starts_over(tiny, finished, interrupte
 
 def test_a_second_sigint_ends_at_once(stop):
     signal.raise_signal(signal.SIGINT)
-    assert stop.asked == "SIGINT"
+    assert stop.signal == "SIGINT"
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
@@ -118,7 +118,7 @@ def saved(tiny, tmp_path):
     """A run of three rounds with a checkpoint after each: (its configuration, its directory)."""
     directory = tmp_path / "saved"
     directory.mkdir()
-    run_rounds(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1, keep="all"))
+    run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory, every=1, keep="all"))
     return tiny(), directory
 
 
@@ -144,7 +144,7 @@ def test_a_complete_run_keeps_only_what_it_is_told_to(tiny, tmp_path, keep, left
 
     (tmp_path / "run").mkdir()
     look, checkpoints = Look(), Checkpoints(tmp_path / "run", every=1, keep=keep)
-    run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path / "run"), look], checkpoints)
+    run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(tmp_path / "run"), look], checkpoints)
     assert {"round-00000002", "round-00000003"} <= set(look.places)
     assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == left
     assert (tmp_path / "run/checkpoints").exists() == bool(left)
@@ -160,7 +160,7 @@ def test_a_run_that_is_not_complete_keeps_two_checkpoints_whatever_it_was_told(t
 
     monkeypatch.setattr(Client, "epoch", fail)
     with pytest.raises(Ended):
-        run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path)], Checkpoints(tmp_path, every=1, keep="none"))
+        run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(tmp_path)], Checkpoints(tmp_path, every=1, keep="none"))
     assert len(list(tmp_path.glob("checkpoints/round-*"))) == 2
 
 
@@ -176,7 +176,7 @@ def test_extending_harmony_keeps_its_stages(tiny, finished, tmp_path):
     config = tiny(method="harmony", rounds=3)
     run = tmp_path / "harmony"
     run.mkdir()
-    run_rounds(config, tmp_path, Comm(), [RunLog(run)], Checkpoints(run))
+    run_rounds(config, tmp_path, SerialComm(), [RunLog(run)], Checkpoints(run))
     longer = extended(config, 6)
     assert longer.params.stage1_rounds == 2
     assert_same(finished(method="harmony", rounds=6, harmony={"stage1_rounds": 2}), go_on(longer, tmp_path, run))
@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(saved, finis
         data[len(data) // 3] ^= 4
         path.write_bytes(data if harm == "flip" else data[: len(data) // 2])
     warnings = []
-    found = Checkpoints(directory).newest(Comm(), warnings.append)
+    found = Checkpoints(directory).newest(SerialComm(), warnings.append)
     assert found.round == 2
     assert len(warnings) == 1
     assert f"{name} is damaged" in warnings[0]
@@ -211,7 +211,7 @@ def test_where_no_checkpoint_is_sound_the_user_is_told(saved):
     for path in saved[1].glob("checkpoints/*/manifest.json"):
         path.write_text("{}")
     with pytest.raises(UserError, match=r"no checkpoint in .* is sound; start over with `run --overwrite`"):
-        Checkpoints(saved[1]).newest(Comm(), lambda words: None)
+        Checkpoints(saved[1]).newest(SerialComm(), lambda words: None)
 
 
 def test_a_manifest_cannot_name_files_elsewhere(saved):
@@ -229,7 +229,7 @@ def test_a_manifest_cannot_name_files_elsewhere(saved):
 def test_what_a_killed_write_left_behind_is_no_checkpoint(saved):
     directory = saved[1]
     shutil.copytree(directory / "checkpoints/round-00000003", directory / "checkpoints/.round-00000009.part")
-    assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 3
+    assert Checkpoints(directory).newest(SerialComm(), pytest.fail).round == 3
     assert not list(directory.glob("checkpoints/.*"))
 
 
@@ -237,7 +237,7 @@ def test_other_data_are_refused(saved, tiny, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with pytest.raises(UserError, match=r"was started with other data than .*; it was started with --data-dir"):
-        run_rounds(tiny(samples=140), elsewhere, Comm(), [], Checkpoints(saved[1]))
+        run_rounds(tiny(samples=140), elsewhere, SerialComm(), [], Checkpoints(saved[1]))
 
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished, tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_save", full)
         with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is safe"):
-            run_rounds(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory, every=1))
+            run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory, every=1))
     assert [path.name for path in (directory / "checkpoints").iterdir()] == ["round-00000001"]
     assert len(load_run(directory).rounds["accuracy"]) == 2
     assert_same(finished(), go_on(tiny(), tmp_path, directory))
@@ -272,10 +272,10 @@ def test_a_failing_round_leaves_a_checkpoint_of_the_last_good_one(tiny, finished
     with monkeypatch.context() as patch:
         patch.setattr(Client, "prototypes", spoilt)
         with pytest.raises(Ended, match="client 2, round 3: its E is not finite") as end:
-            run_rounds(tiny(), tmp_path, Comm(), [RunLog(directory)], Checkpoints(directory))
+            run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory))
     assert (end.value.status, end.value.exit_code) == ("failed", 1)
     assert len(load_run(directory).rounds["accuracy"]) == 2
-    assert Checkpoints(directory).newest(Comm(), pytest.fail).round == 2
+    assert Checkpoints(directory).newest(SerialComm(), pytest.fail).round == 2
     assert_same(finished(), go_on(tiny(), tmp_path, directory))
 
 

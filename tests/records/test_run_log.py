@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi import Observer, load_run
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import RunError, UserError
 from mfedpba_mpi.records.run_log import RunLog
@@ -41,7 +41,7 @@ def test_the_log_can_be_read_while_it_grows(tiny, tmp_path):
         def end(self, end):
             self.other.communicate("")
 
-    run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Reader()])
+    run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(tmp_path), Reader()])
     assert seen == [("running", 1), ("running", 2), ("running", 3)]
     assert load_run(tmp_path).status == "complete"
 
@@ -71,7 +71,7 @@ def test_an_abandoned_run_says_why_and_a_finished_one_stays_complete(tiny, tmp_p
     log.abandon("failed", "before it began")
     assert not (tmp_path / "run.h5").exists()
     with pytest.raises(ZeroDivisionError):
-        run_rounds(tiny(), tmp_path, Comm(), [log, Failing()])
+        run_rounds(tiny(), tmp_path, SerialComm(), [log, Failing()])
     log.abandon("failed", "division by zero")
     log.abandon("interrupted", "too late")
     run = load_run(tmp_path)
@@ -88,7 +88,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_rounds_before(tiny, tmp_path, 
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(RunError, match=r"cannot write .*run\.h5: No space left on device"):
-        run_rounds(tiny(), tmp_path, Comm(), [RunLog(tmp_path), Filling()])
+        run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(tmp_path), Filling()])
     assert len(load_run(tmp_path).rounds["accuracy"]) == 2
 
 

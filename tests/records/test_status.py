@@ -1,4 +1,4 @@
-"""What the files of a run say of it."""
+"""The state of a run from its files."""
 
 import json
 import os
@@ -8,30 +8,32 @@ import pytest
 
 from mfedpba_mpi.records.lock import LOCK_NAME, held, locked
 from mfedpba_mpi.records.run import CHECKPOINTS
-from mfedpba_mpi.records.status import OUTPUT, overview, state_of
+from mfedpba_mpi.records.status import OUTPUT, overview, read_state
 
 
 def test_a_directory_tells_how_far_its_run_is(finished, tmp_path):
     directory = tmp_path / "place"
-    assert state_of(directory).status == "waiting"
+    assert read_state(directory).status == "waiting"
     directory.mkdir()
     (directory / OUTPUT).write_text("$ mfedpba-mpi run\n")
-    assert state_of(directory).status == "waiting"
+    assert read_state(directory).status == "waiting"
     (directory / OUTPUT).write_text("$ mfedpba-mpi run\nmfedpba-mpi: no room\n\n")
-    assert (state_of(directory).status, state_of(directory).reason) == ("failed", "mfedpba-mpi: no room")
+    assert (read_state(directory).status, read_state(directory).reason) == ("failed", "mfedpba-mpi: no room")
     with locked(directory):
-        assert state_of(directory).status == "running"
+        assert (read_state(directory).status, read_state(directory).active) == ("starting", True)
     (directory / CHECKPOINTS).mkdir()
-    assert state_of(directory).status == "interrupted"
+    assert read_state(directory).status == "unreadable"
 
     run = finished(rounds=3)
-    state = state_of(run.path.parent)
+    state = read_state(run.path.parent)
     assert (state.status, state.rounds, state.total) == ("complete", 3, 3)
     assert state.accuracy == pytest.approx(run.summary()["last"])
     assert state.progress == f"3/3 {run.summary()['last']:.2%}"
     run.path.write_bytes(run.path.read_bytes()[:-1])
-    assert state_of(run.path.parent).status == "interrupted"
-    assert overview([state, state, state_of(tmp_path / "nowhere")]) == "2 complete, 1 waiting"
+    damaged = read_state(run.path.parent)
+    assert damaged.status == "unreadable"
+    assert "not a readable run log" in damaged.reason
+    assert overview([state, state, damaged, read_state(tmp_path / "nowhere")]) == "2 complete, 1 interrupted, 1 waiting"
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])

@@ -244,8 +244,10 @@ def test_what_a_map_has_no_room_for_is_a_map_each(tmp_path):
     study = study_of(tmp_path, 'method = ["local", "mfedpba"]\nlr = [0.1, 0.2]\nfeature_dim = [8, 16]')
     fill(study, tmp_path / "runs", by_number)
     figures = [(name, title) for name, title, _ in figures_of(study, tmp_path / "runs")]
-    said = f" (synthetic data): {ACCURACY.label}"
-    assert figures[:2] == [("heat-map", f"T, Local{said}"), ("heat-map-2", f"T, MFedPBA{said}")]
+    assert figures[:2] == [
+        ("heat-map", f"Local: {ACCURACY.label}"),
+        ("heat-map-2", f"MFedPBA: {ACCURACY.label}"),
+    ]
 
 
 def test_a_numeric_axis_across_is_still_the_axis_of_the_curve(tmp_path):

@@ -11,19 +11,19 @@ from matplotlib.collections import QuadMesh
 
 from mfedpba_mpi.report.style import RC
 from mfedpba_mpi.report.table_figures import bars, curve, heat_map, scaling
-from mfedpba_mpi.studies.tables import MEASURES, Cell, Results
+from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, Row
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 HOSTILE = r"_<b>$x_1$ & 100 % \alpha^2 {'q'} $"
 
 
-def a_table(rows, columns=("mean",), measure=ACCURACY, corner="variant", remark="", notes=()):
+def a_table(rows, columns=("mean",), measure=ACCURACY, corner="variant", remark="", incomplete=""):
     """A table of (mean, deviation) pairs: an empty one has failed, None was never run."""
     made = [
-        (name, [pair and Cell(*pair, 3) if pair != () else Cell(np.nan, np.nan, 0) for pair in pairs])
+        Row(name, [pair and Cell(*pair, 3) if pair != () else Cell(np.nan, np.nan, 0) for pair in pairs])
         for name, pairs in rows.items()
     ]
-    return Results(f"T ({remark}): {measure.label}", list(notes), measure, corner, list(columns), made, remark)
+    return Results("T", measure, corner, list(columns), made, remark=remark, incomplete=incomplete)
 
 
 def words_of(figure):
@@ -69,7 +69,7 @@ def test_bars_that_have_failed_or_are_missing_are_said():
 
 def test_a_map_has_its_numbers_in_words_and_hatches_what_has_failed():
     table = a_table({"0.1": [(50.123, 1), (60, 1)], "1": [(), None]}, ["5", "10"], corner="lambda_1")
-    table.rows[0][1][1] = replace(table.rows[0][1][1], place=1)
+    table.rows[0].cells[1] = replace(table.rows[0].cells[1], place=1)
     figure = heat_map(table, "lambda_2")
     axes, _ = figure.axes
     at = {(text.get_position()): text for text in axes.texts}
@@ -132,9 +132,10 @@ def test_weak_scaling_would_keep_the_time():
 def test_figures_of_tables_say_what_is_synthetic_and_incomplete(draw):
     rows = {"1": [(10, 1)], "2": [(20, 1)]}
     assert draw(a_table(rows, corner="ranks")).get_supxlabel() == ""
-    made = a_table(rows, corner="ranks", remark="synthetic data", notes=["one seed", "2 of 3 runs are complete"])
+    made = a_table(rows, corner="ranks", remark="synthetic data", incomplete="2 of 3 runs are complete")
     assert draw(made).get_supxlabel() == "2 of 3 runs are complete; synthetic data"
-    mixed = a_table({"1": [(10, 1)], "2 (synthetic data)": [(20, 1)]}, corner="ranks")
+    mixed = a_table(rows, corner="ranks")
+    mixed.rows[1] = replace(mixed.rows[1], remark="synthetic data")
     assert draw(mixed).get_supxlabel() == "partly synthetic data"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mfedpba_mpi import load_run
-from mfedpba_mpi.comm.devices import pick
+from mfedpba_mpi.comm.devices import choose_device
 from tests.chaos.disk import differences
 from tests.slurm.cluster import ROOT, Cluster
 
@@ -144,5 +144,5 @@ def test_the_ranks_of_a_node_take_its_gpus_in_turn(cluster, option, launcher, ex
     job = cluster.submit("--nodes=2", "--ntasks-per-node=2", option, f"--wrap={line}")
     assert cluster.finish(job) == 0, cluster.output(job)
     places = sorted(line.split() for line in cluster.output(job).splitlines())
-    chosen = [(host, gpus, pick("cuda", int(rank), len(gpus.split(",")))) for host, gpus, rank in places]
+    chosen = [(host, gpus, choose_device("cuda", int(rank), len(gpus.split(",")))) for host, gpus, rank in places]
     assert sorted(chosen) == [(host, *gpu) for host in ("n1", "n2") for gpu in expected]

@@ -43,7 +43,7 @@ VALUES = [40, 42, 50, 50, 48, 52, 30, 30, None, 20, None, None]
 def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
     results = lay_out(study, entries(study, VALUES), ACCURACY)
     assert results.columns == ["Local", "FedProto", "MFedPBA"]
-    (label, first), (_, second) = results.rows
+    label, first, second = results.rows[0].name, *(row.cells for row in results.rows)
     assert label == "m2"
     assert [cell.text(2) for cell in first] == ["41.00 ± 1.41", "50.00 ± 0.00", "50.00 ± 2.83"]
     assert [cell.place for cell in first] == [2, 1, 1]
@@ -55,7 +55,7 @@ def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
 
 def test_runs_that_failed_are_no_numbers(study):
     results = lay_out(study, entries(study, [40, math.nan, math.nan, math.nan, None, None, *[1.0] * 6]), ACCURACY)
-    _, cells = results.rows[0]
+    cells = results.rows[0].cells
     assert [cell and (cell.words(2), cell.n, cell.place) for cell in cells] == [
         ("40.00 (1 failed)", 1, 0), ("failed", 0, 0), None
     ]  # fmt: skip
@@ -65,14 +65,14 @@ def test_runs_that_failed_are_no_numbers(study):
 
 def test_a_method_that_failed_for_some_seeds_is_not_the_best(study):
     results = lay_out(study, entries(study, [40, 42, 99, math.nan, 30, 32, *[1.0] * 6]), ACCURACY)
-    assert [(cell.words(2), cell.place) for cell in results.rows[0][1]] == [
+    assert [(cell.words(2), cell.place) for cell in results.rows[0].cells] == [
         ("41.00 ± 1.41", 1), ("99.00 (1 failed)", 0), ("31.00 ± 1.41", 2)
     ]  # fmt: skip
 
 
 def test_less_is_better_of_times(study):
     results = lay_out(study, entries(study, [3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 5, 5]), SECONDS)
-    assert [[cell.place for cell in cells] for _, cells in results.rows] == [[0, 2, 1], [1, 1, 2]]
+    assert [[cell.place for cell in row.cells] for row in results.rows] == [[0, 2, 1], [1, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,17 @@ def test_the_best_is_looked_for_where_the_study_says(tmp_path, best, places):
     (tmp_path / "t.toml").write_text(f'[settings]\ndataset = "youtube"\n{cross}[table]\nbest = "{best}"\n')
     study = find_study(str(tmp_path / "t.toml"))
     results = lay_out(study, entries(study, [1, 3, 4, 2]), ACCURACY)
-    assert [[cell.place for cell in cells] for _, cells in results.rows] == places
+    assert [[cell.place for cell in row.cells] for row in results.rows] == places
 
 
 def test_the_first_row_is_what_others_are_compared_with(tmp_path):
     text = '[settings]\ndataset = "youtube"\n[cross]\nclients = [6, 8]\n[table]\nagainst_first = true\n'
     (tmp_path / "t.toml").write_text(text)
     study = find_study(str(tmp_path / "t.toml"))
-    (_, first), (_, second) = lay_out(study, entries(study, [40.0, 38.5]), ACCURACY).rows
+    first, second = (row.cells for row in lay_out(study, entries(study, [40.0, 38.5]), ACCURACY).rows)
     assert (first[0].against, second[0].against) == ("", "-1.50")
-    assert lay_out(study, entries(study, [4.0, 1.6]), SECONDS).rows[1][1][0].against == "2.50x"
-    (_, (base,)), (_, (other,)) = subtracted(study, entries(study, [4.0, 1.6]), SECONDS, "6").rows
+    assert lay_out(study, entries(study, [4.0, 1.6]), SECONDS).rows[1].cells[0].against == "2.50x"
+    (base,), (other,) = (row.cells for row in subtracted(study, entries(study, [4.0, 1.6]), SECONDS, "6").rows)
     assert (base.text(2), other.text(2), other.against) == ("0.00", "-2.40", "")
 
 
@@ -104,7 +104,7 @@ def test_synthetic_is_said_in_the_title_or_in_the_row_where_data_mix(study):
     mixed = [(place, value, remark if place.labels["partition"] == "m1" else "") for place, value, remark in values]
     results = lay_out(study, mixed, ACCURACY)
     assert results.title == f"T: {ACCURACY.label}"
-    assert [label for label, _ in results.rows] == ["m2", "m1 (synthetic data)"]
+    assert [row.name for row in results.rows] == ["m2", "m1 (synthetic data)"]
 
 
 def test_every_format_marks_the_same_cells_and_says_synthetic(study):
@@ -153,9 +153,9 @@ def test_the_numbers_are_those_of_the_logs(finished, tmp_path):
         ("kilobytes", 0.0),
     ):
         results = tabulate(study, tmp_path / "study", name)
-        assert results.rows[0][1][0].mean == pytest.approx(expected)
-        assert results.rows[0][1][1] is None
-    assert tabulate(study, tmp_path / "study", "seconds").rows[0][1][0].mean > 0
+        assert results.rows[0].cells[0].mean == pytest.approx(expected)
+        assert results.rows[0].cells[1] is None
+    assert tabulate(study, tmp_path / "study", "seconds").rows[0].cells[0].mean > 0
     with pytest.raises(UserError, match="did you mean 'last_five'"):
         tabulate(study, tmp_path / "study", "lastfive")
 
@@ -179,7 +179,7 @@ def test_a_measure_of_one_method_is_no_failure_of_the_others(finished, tmp_path)
         directory = tmp_path / "study" / place.path
         directory.parent.mkdir(parents=True, exist_ok=True)
         finished(method=method, partition="m2").path.parent.rename(directory)
-    _, cells = tabulate(study, tmp_path / "study", "plan_trace").rows[0]
+    cells = tabulate(study, tmp_path / "study", "plan_trace").rows[0].cells
     assert cells[:2] == [None, None]
     assert 0 < cells[2].mean <= 1
     first, _, third = csv.DictReader(io.StringIO(raw(study, tmp_path / "study")))
@@ -196,11 +196,11 @@ def test_a_column_is_subtracted_seed_by_seed(study):
     found = entries(study, [40, 42, 50, math.nan, 41, 43, None, 30, 35, 36, None, None])
     results = subtracted(study, found, ACCURACY, "Local")
     assert results.title.endswith(", minus Local's")
-    (_, first), (_, second) = results.rows
+    first, second = (row.cells for row in results.rows)
     assert [(cell.mean, cell.n) for cell in first] == [(0, 2), (10, 1), (1, 2)]
     assert first[2].deviation == 0
     assert [cell and (cell.mean, cell.n) for cell in second] == [(0, 1), (6, 1), None]  # seed 0 has no Local
     failed = subtracted(study, entries(study, [math.nan, 42, 50, 51, *[None] * 8]), ACCURACY, "Local")
-    assert [(cell.mean, cell.n, cell.failed) for cell in failed.rows[0][1][:2]] == [(0, 1, 1), (9, 1, 0)]
+    assert [(cell.mean, cell.n, cell.failed) for cell in failed.rows[0].cells[:2]] == [(0, 1, 1), (9, 1, 0)]
     with pytest.raises(UserError, match="did you mean 'Local'"):
         subtracted(study, found, ACCURACY, "local")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mfedpba_mpi.comm.serial import Comm
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.round import Federation
 from tests.methods.harmony.loops import OWNED, Loops, head, linear_extractors, run_loops, same, some_clients
 
@@ -32,7 +32,7 @@ def test_the_method_against_loops(by_hand, fusion, options, participation):
     linear_extractors(clients, seed=3)
     start = server.first_message()["start"].double()
     loops = [Loops(k, data[k], client, start) for k, client in enumerate(clients)]
-    comm = Comm()
+    comm = SerialComm()
     comm.place([1.0] * len(clients))
     federation = Federation(method.problem.config, comm, method, dict(enumerate(clients)), server)
     results = [federation.round(t)[0].values for t in range(1, T + 1)]
@@ -62,7 +62,7 @@ def test_a_restored_federation_goes_on_as_if_unbroken(by_hand):
         linear_extractors(built.clients, seed=3)
         for client in built.clients:  # buffers as wide as these extractors
             client.model.theta_init = torch.cat(client._theta())
-        comm = Comm()
+        comm = SerialComm()
         comm.place([1.0] * 6)
         return Federation(built.method.problem.config, comm, built.method, dict(enumerate(built.clients)), built.server)
 

@@ -1,0 +1,29 @@
+"""SHA-256 digests of the states of clients and server: equal digests mean equal bits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from mfedpba_mpi.methods.base import Client
+from mfedpba_mpi.methods.state import FORMS
+
+
+def sha256(tensors: Mapping[str, Tensor]) -> bytes:
+    """The digest of a state dictionary: names (without the leading attribute), types, shapes and values."""
+    digest = hashlib.sha256()
+    for path, tensor in tensors.items():
+        if path.endswith(FORMS):
+            continue
+        name = path.partition(".")[2] or path
+        array = tensor.detach().cpu().contiguous().numpy()
+        digest.update(f"{name}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+def client_sha256(client: Client) -> bytes:
+    """The digest of a client's state, without its last predictions."""
+    return sha256({name: x for name, x in client.state_dict().items() if name != "predicted"})
