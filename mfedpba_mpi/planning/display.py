@@ -59,7 +59,7 @@ def report(plan: Plan) -> Iterator[str | Table]:
     )
     yield (
         f"measured here, on this machine's cores: {plan.rates.sampled} of {count(problem.K, 'client')}, the server "
-        f"({plan.rates.server:.2g} s a round), packing ({plan.rates.packing:.1g} s), a process "
+        f"({plan.rates.server:.2g} s a round), packing ({plan.rates.comm:.1g} s), a process "
         f"({plan.rates.process / 1e6:.0f} MB)"
     )
     guesses = ["the other clients, from their networks and samples"] * (plan.rates.sampled < problem.K)

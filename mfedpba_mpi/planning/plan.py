@@ -113,7 +113,7 @@ def make_plan(
     waits = 3 * LOOKS if machine.ranks > 1 else 0.0
     seconds = round_seconds(
         share * rates.train * costs, rates.evaluate * costs / config.eval_every, rates.server,
-        rates.packing + wire + waits, placed, machine,
+        rates.comm + wire + waits, placed, machine,
     )  # fmt: skip
     memory = [rank_bytes(problem, rates.process, rank, clients, up) for rank, clients in enumerate(placed)]
     return Plan(problem, machine, placed, rates, memory, seconds, up, down, last_up, last_down)
