@@ -1,1 +1,1 @@
-"""How long things take, each beside what it is compared with, measured in one run; see `docs/performance.md`."""
+"""Benchmarks: each measures our code and its reference in the same run; results are in `docs/performance.md`."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME...``: the named benchmarks, or ``all`` of those that take seconds on two cores."""
+"""``python -m benchmarks NAME...`` runs the named benchmarks; ``all`` runs those that take seconds on two cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from benchmarks.common import show
 
 QUICK = ("client", "sparse", "server", "parallel", "scale", "start")
-BY_NAME = {"memory": "sparse", "ranks33": "parallel", "ranks65": "parallel"}  # and the module each is in
+BY_NAME = {"memory": "sparse", "ranks33": "parallel", "ranks65": "parallel"}  # run only by name: function and module
 
 
 def main(names: list[str]) -> int:

@@ -1,11 +1,12 @@
-"""A round of client training: ours, a plain eager torch loop on the same networks and batches, and the floor.
+"""A round of client training, compared with a plain eager torch loop and with a lower bound.
 
-* ours: `Client.update` of the method, with all that a run does (shuffling, terms for the log, prototypes).
-* plain: index, forward, loss, backward by autograd, foreach SGD, and a pass for the prototypes; well written, no more.
-* floor: the training's matrix products alone, forward, weight gradient and, but for the first layer, input gradient,
-  with outputs allocated before. Only where all layers are Linear.
+* ours: `Client.update` of the method, with everything a run does (shuffling, loss terms for the log, prototypes).
+* plain: indexing, forward, loss, autograd backward, foreach SGD, and a pass for the prototypes, on the same networks
+  and batches; well written, but not optimised further.
+* floor: only the matrix products of training: forward, weight gradient and, except for the first layer, input gradient,
+  with preallocated outputs. Only for networks of Linear layers.
 
-Six clients shaped like youtube's (250 training samples, batches of 12, E = 2, d = 48), one core.
+The six clients have the shapes of youtube (250 training samples, batches of 12, E = 2, d = 48). One core.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from mfedpba_mpi.rng import generator
 C, D, N, B, E = 10, 48, 250, 12, 2
 HIDDEN = (256, 128, 64)
 WIDTHS = (2000, 1024, 64, 512, 64, 647)
-PAIRS = ((0, 1), (2, 3), (4, 5), (0, 2), (1, 4), (3, 5))  # of modalities, for two-modality clients
-FAMILIES = {  # drawn as often as any other by a run; each on widths of its type
+PAIRS = ((0, 1), (2, 3), (4, 5), (0, 2), (1, 4), (3, 5))  # modalities of two-modality clients
+FAMILIES = {  # families that a run draws with equal probability, with widths of modalities of their type
     "CNN1D": (Architecture("CNN1D", (128, 128, 64), (8, 16, 24)), (512, 64, 647)),
     "CNN2D": (Architecture("CNN2D", (128, 128, 64), (8, 16, 24)), (2000, 1024, 64)),
     "TextCNN": (Architecture("TextCNN", (128, 128, 64), (16,)), (512, 64, 647)),
@@ -45,16 +46,16 @@ def run() -> Iterator[Case]:
     dnn = {m: Architecture("DNN", HIDDEN) for m in range(6)}
     for name, method, owned in (("fedproto-m1", "fedproto", single), ("mfedpba-m2", "mfedpba", PAIRS)):
         clients, inbox = federation(method, WIDTHS, owned, dnn)
-        yield Case("client", name, interleaved({**both(method, clients, inbox), "floor": floor(clients)}))
+        yield Case("client", name, interleaved({**ours_and_plain(method, clients, inbox), "floor": floor(clients)}))
     for family, (architecture, widths) in FAMILIES.items():
         clients, inbox = federation("mfedpba", widths, [(0,), (1,), (2,)], dict.fromkeys(range(3), architecture))
-        yield Case("client", f"mfedpba-{family}", interleaved(both("mfedpba", clients, inbox), repeats=5))
+        yield Case("client", f"mfedpba-{family}", interleaved(ours_and_plain("mfedpba", clients, inbox), repeats=5))
 
 
 def federation(
     method: str, widths: Sequence[int], owned: Sequence[tuple[int, ...]], networks: dict[int, Architecture]
 ) -> tuple[list[Client], dict[str, Tensor]]:
-    """Clients on random data, and something for the server to have sent."""
+    """Return clients with random data, and a random reply of the server."""
     info = Dataset("synthetic", 10_000, C, tuple(Modality(f"M{m}", "A", w) for m, w in enumerate(widths)))
     given = {"dataset": "synthetic", "method": method, "feature_dim": D, "epochs": E, "batch_size": B}
     config = fit_to_data(make_config({**given, "clients": len(owned), "partition": "m1+"}), info)
@@ -62,23 +63,23 @@ def federation(
     labels = np.arange(N + 10) % C
     counts = np.bincount(labels[:N], minlength=C)
     specs = tuple(ClientSpec(own, tuple(networks[m] for m in own), counts, 10) for own in owned)
-    made = load_method(method)(Problem(config, info, specs))
+    instance = load_method(method)(Problem(config, info, specs))
     cpu = torch.device("cpu")
     clients = [
-        made.client(
+        instance.client(
             k,
             ClientData(labels, N, {m: rng.standard_normal((N + 10, widths[m]), np.float32) for m in own}),
             cpu,
         )
         for k, own in enumerate(owned)
     ]
-    sent = made.reply(1, 0, 0).shapes
-    inbox = {name: torch.ones(shape) if "present" in name else torch.randn(shape) / 10 for name, shape in sent.items()}
+    shapes = instance.reply(1, 0, 0).shapes
+    inbox = {name: torch.ones(x) if "present" in name else torch.randn(x) / 10 for name, x in shapes.items()}
     return clients, inbox
 
 
-def both(method: str, clients: Sequence[Client], inbox: dict[str, Tensor]) -> dict[str, Callable[[], None]]:
-    """Ours and plain."""
+def ours_and_plain(method: str, clients: Sequence[Client], inbox: dict[str, Tensor]) -> dict[str, Callable[[], None]]:
+    """Return a round of our clients, and one of `PlainClient`s."""
     loops = [PlainClient(client, method, inbox) for client in clients]
 
     def ours() -> None:
@@ -93,28 +94,28 @@ def both(method: str, clients: Sequence[Client], inbox: dict[str, Tensor]) -> di
 
 
 class PlainClient:
-    """The same networks and data as a client's, trained as anybody would write it."""
+    """A client with the same networks and data, trained by a plain torch loop."""
 
     def __init__(self, client: Client, method: str, inbox: dict[str, Tensor]):
         self.model, self.inbox, self.lr = copy.deepcopy(client.model), inbox, client.config.lr
         for p in self.model.parameters():
-            p.data = p.data.contiguous()  # as nn.Linear has them
+            p.data = p.data.contiguous()  # the memory layout of nn.Linear
         self.xs = [rows.values for rows in client.train_rows]
-        self.y, self.own = client.train_labels, list(client.spec.modalities)
-        self.pull = {"fedproto": self.fedproto, "mfedpba": self.mfedpba}[method]
-        self.lambdas = client.problem.config.params
+        self.y, self.modalities = client.train_labels, list(client.spec.modalities)
+        self.regularizer = {"fedproto": self.fedproto, "mfedpba": self.mfedpba}[method]
+        self.params = client.problem.config.params
 
     def fedproto(self, Z: Tensor, z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-        return self.lambdas.lam * F.mse_loss(z, self.inbox["P_G"][y])
+        return self.params.lam * F.mse_loss(z, self.inbox["P_G"][y])
 
     def mfedpba(self, Z: Tensor, z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
         members = F.one_hot(y, C).T.float()
-        here = members.sum(1) > 0
-        means = members[here] / members[here].sum(1, keepdim=True)
-        feature = ((means @ Z - self.inbox["P_G"][self.own][:, here]) ** 2).sum(-1).mean()
-        target = F.log_softmax(self.inbox["I_G"][here], -1)
+        present = members.sum(1) > 0
+        means = members[present] / members[present].sum(1, keepdim=True)
+        feature = ((means @ Z - self.inbox["P_G"][self.modalities][:, present]) ** 2).sum(-1).mean()
+        target = F.log_softmax(self.inbox["I_G"][present], -1)
         logit = F.kl_div(F.log_softmax(means @ logits, -1), target, reduction="batchmean", log_target=True)
-        return self.lambdas.lambda_1 * feature + self.lambdas.lambda_2 * logit
+        return self.params.lambda_1 * feature + self.params.lambda_2 * logit
 
     def round(self) -> None:
         model, parameters = self.model.train(), list(self.model.parameters())
@@ -126,7 +127,7 @@ class PlainClient:
                 Z = torch.stack([f(x[rows]) for f, x in zip(model.extractors, self.xs, strict=True)])
                 z = Z.sum(0)
                 logits = model.classifier(z)
-                loss = F.cross_entropy(logits, y) + self.pull(Z, z, logits, y)
+                loss = F.cross_entropy(logits, y) + self.regularizer(Z, z, logits, y)
                 gradients = torch.autograd.grad(loss, parameters)
                 with torch.no_grad():
                     torch._foreach_add_(parameters, gradients, alpha=-self.lr)
@@ -139,7 +140,7 @@ class PlainClient:
 
 
 def floor(clients: Sequence[Client]) -> Callable[[], None]:
-    """The products of all Linear layers in all steps, on the clients' weights."""
+    """Return a function that computes the matrix products of all Linear layers in all steps of a round."""
     jobs = []
     for client in clients:
         chains = [
@@ -154,7 +155,7 @@ def floor(clients: Sequence[Client]) -> Callable[[], None]:
     sizes = [min(B, N - start) for start in range(0, N, B)] * E
 
     def products() -> None:
-        for x, chain, hidden, gradients, first in jobs:
+        for x, chain, hidden, gradients, is_extractor in jobs:
             for b in sizes:
                 h = x[:b]
                 for W, out in zip(chain, hidden, strict=True):
@@ -162,7 +163,7 @@ def floor(clients: Sequence[Client]) -> Callable[[], None]:
                 for i in range(len(chain) - 1, -1, -1):
                     below = hidden[i - 1][:b] if i else x[:b]
                     torch.mm(hidden[i][:b].t(), below, out=gradients[i])
-                    if i or not first:
+                    if i or not is_extractor:
                         torch.mm(hidden[i][:b], chain[i], out=below)
 
     return products

@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved repeats, a table and a line of JSON for each case."""
+"""Timing and printing for all benchmarks: interleaved repeats, a table, and a line of JSON for each case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from mfedpba_mpi.cli.console import console, table
 
 @dataclass
 class Case:
-    """What was compared, in seconds; `notes` are other numbers worth knowing, by name and unit."""
+    """A measured case.
+
+    Attributes
+    ----------
+    seconds : times that are compared, by name, ours first.
+    notes : other measured numbers, by name and unit.
+    """
 
     benchmark: str
     case: str
@@ -25,7 +31,7 @@ class Case:
 
 
 def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
-    """The shortest time of each function in seconds, all of them run in turn, so that a busy moment hits all alike."""
+    """Return the minimum seconds of each function; they run in turn, so that a busy machine slows all of them alike."""
     for function in functions.values():
         function()
     best = dict.fromkeys(functions, float("inf"))
@@ -38,21 +44,21 @@ def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int = 7)
 
 
 def show(cases: list[Case]) -> None:
-    """A table of one benchmark's cases: times, and the first as a multiple of each other."""
+    """Print the cases of a benchmark: a table with times and ratios of the first time to each other one, and JSON."""
     for names in dict.fromkeys(tuple(case.seconds) for case in cases):
-        alike = [case for case in cases if tuple(case.seconds) == names]
+        same_columns = [case for case in cases if tuple(case.seconds) == names]
         first, *others = names
         headers = ["case", *(f"{name} (s)" for name in names), *(f"{first} / {other}" for other in others)]
-        noted = list(dict.fromkeys(name for case in alike for name in case.notes))
+        note_names = list(dict.fromkeys(name for case in same_columns for name in case.notes))
         rows = [
             [
                 case.case,
                 *(f"{case.seconds[name]:.4g}" for name in names),
                 *(f"{case.seconds[first] / case.seconds[other]:.2f}" for other in others),
-                *(f"{case.notes[name]:.4g}" if name in case.notes else "" for name in noted),
+                *(f"{case.notes[name]:.4g}" if name in case.notes else "" for name in note_names),
             ]
-            for case in alike
+            for case in same_columns
         ]
-        console().print(table([*headers, *noted], rows, alike[0].benchmark))
+        console().print(table([*headers, *note_names], rows, same_columns[0].benchmark))
     for case in cases:
         print(case.json(), flush=True)

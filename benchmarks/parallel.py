@@ -1,16 +1,17 @@
-"""Rounds on several ranks against one process, and against what two cores allow.
+"""Rounds on several ranks, compared with one process and with a lower bound for the available cores.
 
-Runs are started as users start them, ``mpirun -n N``; every time is a median over the later rounds, from the logs.
+Runs are started with ``mpirun -n N``. Every time is the median over all rounds but the first, read from the log.
 
-* ours: seconds a round, of all of it: training, evaluation, the server, messages, the log.
-* one process: the same run without mpirun, one thread.
-* bound: what this run's own work would take, were it spread over the cores without gaps and nothing else to do. With
-  w_k the CPU seconds of client k (training and evaluation, /rounds/seconds_client) and s those of the server,
-  max(max_k w_k, sum_k w_k / min(cores, ranks - 1)) + s: a client is never split, the server works alone. The w_k are
-  those of the run itself, so the bound knows that two busy cores share caches; "CPU / one process" says how much.
-* comm %: share of messages, packing and logging, from the arrival of the last rank on (/rounds/seconds_comm).
+* ours: seconds per round, including training, evaluation, server, messages and log.
+* one process: the same run without mpirun, with one thread.
+* bound: a lower bound for the run's own work, spread over the cores without gaps. With w_k the CPU seconds of client k
+  (training and evaluation, /rounds/seconds_client) and s the seconds of the server, it is
+  max(max_k w_k, sum_k w_k / min(cores, ranks - 1)) + s: a client is never split, and the server works alone. The w_k
+  come from the run itself, so they include the slowdown of busy cores that share caches; "CPU / one process" is that
+  slowdown.
+* comm %: messages, packing and logging after the last rank has arrived (/rounds/seconds_comm), as a share of the round.
 
-`ranks33` and `ranks65` give each of 32 and 64 clients a rank: those that wait must leave the two cores to the others.
+`ranks33` and `ranks65` run 32 and 64 clients with one rank each: waiting ranks must leave the cores to working ones.
 """
 
 from __future__ import annotations
@@ -30,41 +31,41 @@ from mfedpba_mpi.comm.launcher import available_cores
 
 CORES = len(available_cores())
 CALTECH = Path(__file__).parents[2] / "shared" / "data" / "caltech101.h5"
-WARM_UP = 1  # rounds that do not count
-RANK_MEMORY = 250e6  # bytes
+WARM_UP = 1  # rounds left out of the medians
+RANK_MEMORY = 250e6  # bytes that a rank needs
 
 
 @dataclass
 class Measured:
-    """A finished run; `memory` is the peak resident size of every rank in bytes, rank 0 first (0 where not seen)."""
+    """A finished run; `memory` is the peak resident size in bytes of each rank, 0 where it was not observed."""
 
     run: Run
     memory: list[int]
 
     def median(self, name: str) -> float:
-        """Median over the later rounds of the seconds of that name."""
+        """Return the median of /rounds/seconds_<name> without the warm-up."""
         return float(np.median(self.run.rounds[f"seconds_{name}"][WARM_UP:]))
 
     @property
     def clients(self) -> np.ndarray:
-        """(K,) CPU seconds a round."""
+        """Median CPU seconds per round of each client (K,)."""
         return np.median(self.run.rounds["seconds_client"][WARM_UP:], axis=0)
 
     @property
     def bound(self) -> float:
-        """Seconds a round that the run's own work needs, see above."""
+        """Lower bound for the seconds of a round; see the module docstring."""
         workers = max(1, int(self.run.attributes["ranks"]) - 1)
         work = self.clients
         return max(work.max(), work.sum() / min(CORES, workers)) + self.median("server")
 
 
 def mpirun(ranks: int, data_dir: Path, *options: object) -> Measured:
-    """Run to the end on that many ranks (1: without mpirun), in a directory that is thrown away."""
+    """Run `mfedpba-mpi run` with these options on `ranks` ranks (1: without mpirun) in a temporary directory."""
     with tempfile.TemporaryDirectory() as out:
-        start = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+        launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
         given = [*map(str, options), "--data-dir", str(data_dir), "--out", f"{out}/run"]
-        line = [*start, sys.executable, "-m", "mfedpba_mpi", "run", *given]
-        with subprocess.Popen(line, stdout=subprocess.DEVNULL) as process:
+        command = [*launcher, sys.executable, "-m", "mfedpba_mpi", "run", *given]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             peaks: dict[int, int] = {}
             while True:
                 try:
@@ -73,12 +74,12 @@ def mpirun(ranks: int, data_dir: Path, *options: object) -> Measured:
                 except subprocess.TimeoutExpired:
                     peaks |= _peaks(out)
         if process.returncode:
-            raise SystemExit(f"{' '.join(line)} ended with {process.returncode}")
+            raise SystemExit(f"{' '.join(command)} exited with code {process.returncode}")
         return Measured(load_run(f"{out}/run"), [peaks.get(rank, 0) for rank in range(ranks)])
 
 
 def _peaks(marker: str) -> dict[int, int]:
-    """VmHWM in bytes by rank, of the Python processes whose command line has `marker`."""
+    """Return VmHWM in bytes by rank, of Python processes with `marker` in their command line."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -89,15 +90,15 @@ def _peaks(marker: str) -> dict[int, int]:
             status = dict(part.partition(":")[::2] for part in (process / "status").read_text().splitlines())
             rank = variables.get("OMPI_COMM_WORLD_RANK", variables.get("PMI_RANK", "0"))
             found[int(rank)] = 1024 * int(status["VmHWM"].split()[0])
-        except (OSError, KeyError):  # it has just ended
+        except (OSError, KeyError):  # the process has just ended
             continue
     return found
 
 
-def compare(case: str, layouts: tuple[int, ...], data_dir: Path, *options: object) -> Iterator[Case]:
-    """A case for every layout, each beside the same run in one process."""
+def compare(case: str, rank_counts: tuple[int, ...], data_dir: Path, *options: object) -> Iterator[Case]:
+    """Yield a case for each number of ranks, compared with the same run in one process."""
     alone = mpirun(1, data_dir, *options)
-    for ranks in layouts:
+    for ranks in rank_counts:
         run = mpirun(ranks, data_dir, *options)
         ours = run.median("total")
         yield Case(
@@ -113,29 +114,29 @@ def compare(case: str, layouts: tuple[int, ...], data_dir: Path, *options: objec
 
 
 def run() -> Iterator[Case]:
-    """The paper's youtube and caltech101 layouts."""
+    """The default youtube and caltech101 runs, with one rank per client and with three ranks."""
     with tempfile.TemporaryDirectory() as directory:
         data_dir = Path(directory)
         yield from compare("youtube", (7, 3), data_dir, "--dataset", "youtube", "--rounds", 7)
         name = "caltech101-stand-in"
         if CALTECH.is_file():
             name = "caltech101"
-            line = [sys.executable, "-m", "mfedpba_mpi", "data", "import", name, "--from", CALTECH, "--data-dir"]
-            subprocess.run([*line, data_dir], check=True, stdout=subprocess.DEVNULL)
+            command = [sys.executable, "-m", "mfedpba_mpi", "data", "import", name, "--from", CALTECH, "--data-dir"]
+            subprocess.run([*command, data_dir], check=True, stdout=subprocess.DEVNULL)
         yield from compare(name, (4, 3), data_dir, "--dataset", "caltech101", "--rounds", 2)
 
 
 def ranks33() -> Iterator[Case]:
-    """32 clients with a rank each, and on three ranks."""
-    yield from _a_rank_each(32)
+    """32 clients with one rank each, and on three ranks."""
+    yield from _one_rank_per_client(32)
 
 
 def ranks65() -> Iterator[Case]:
-    """64 clients with a rank each, and on three ranks."""
-    yield from _a_rank_each(64)
+    """64 clients with one rank each, and on three ranks."""
+    yield from _one_rank_per_client(64)
 
 
-def _a_rank_each(K: int) -> Iterator[Case]:
+def _one_rank_per_client(K: int) -> Iterator[Case]:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
     if free < (K + 1) * RANK_MEMORY:

@@ -1,14 +1,14 @@
-"""From ten to four thousand clients on three ranks, and what `plan` predicts beside what is measured.
+"""Scaling from ten to four thousand clients on three ranks, and predictions of `plan` compared with measurements.
 
-Clients have 60 samples each of a synthetic set (widths 64 and 128, ten classes, networks DNN, one local
-epoch). Read from the log:
+Each client has 60 samples of a synthetic dataset (widths 64 and 128, ten classes, DNN networks, one local epoch).
+Read from the log:
 
-* client-round: seconds a round x working ranks / clients; should stay within 15 % from K = 100 up.
-* gather and aggregation: what the server does without its S optimisation steps (a run with S = 0) and messages, as a
-  share of the round; at most 5 %.
-* set-up: from a rank's first step to round 1 (dealing out the store, reading shards, building clients), in seconds and
-  in rounds; linear in K, fewer than 20 rounds' worth. Making the synthetic set itself does not count.
-* memory: growth of a working rank's peak over that of the ten-client run, per client; flat.
+* client-round: seconds per round x working ranks / clients; should stay within 15 % for K >= 100.
+* gather and aggregation: messages, and the server's work without its S optimisation steps (from a run with S = 0), as a
+  share of the round; should be at most 5 %.
+* set-up: time until round 1 (partitioning the store, reading shards, building clients), in seconds and in rounds;
+  should be linear in K and less than 20 rounds. Generating the synthetic dataset is not included.
+* memory: growth of a working rank's peak memory over the ten-client run, per client; should be constant.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pathlib import Path
 
 from benchmarks.common import Case
 from benchmarks.parallel import CORES, Measured, mpirun
-from mfedpba_mpi.config.run_config import fit_to_data, make_config
-from mfedpba_mpi.data.sources import describe, open_dataset
+from mfedpba_mpi.config.run_config import make_config
+from mfedpba_mpi.data.sources import open_dataset, resolve
 from mfedpba_mpi.planning.plan import make_plan
 
-RANKS, SIZES, SAMPLES = 3, {10: 8, 100: 8, 1000: 3, 4000: 2}, 60  # clients: rounds
+RANKS, SAMPLES = 3, 60  # SAMPLES per client
+ROUNDS = {10: 8, 100: 8, 1000: 3, 4000: 2}  # by number of clients
 
 
 def _settings(K: int, rounds: int) -> dict[str, object]:
@@ -38,43 +39,45 @@ def _options(settings: dict[str, object]) -> list[object]:
 
 
 def run() -> Iterator[Case]:
-    """Four sizes, then three layouts against their plans."""
+    """Four numbers of clients, then three runs compared with their plans."""
     with tempfile.TemporaryDirectory() as directory:
         data_dir = Path(directory)
-        base = 0
-        for K, rounds in SIZES.items():
+        base_memory = 0
+        for K, rounds in ROUNDS.items():
             settings = _settings(K, rounds)
             open_dataset(make_config(settings), data_dir)
-            whole = mpirun(RANKS, data_dir, *_options(settings))
-            bare = mpirun(RANKS, data_dir, *_options(_settings(K, 2)), "--server-epochs", 0) if K == 1000 else None
-            base = base or max(whole.memory[1:])
-            yield _case(K, whole, bare, base)
+            full = mpirun(RANKS, data_dir, *_options(settings))
+            without_steps = None
+            if K == 1000:
+                without_steps = mpirun(RANKS, data_dir, *_options(_settings(K, 2)), "--server-epochs", 0)
+            base_memory = base_memory or max(full.memory[1:])
+            yield _case(K, full, without_steps, base_memory)
         yield from plans(data_dir)
 
 
-def _case(K: int, whole: Measured, bare: Measured | None, base: int) -> Case:
-    total, workers = whole.median("total"), RANKS - 1
-    setup = float(whole.run.attributes["seconds_setup"])
+def _case(K: int, full: Measured, without_steps: Measured | None, base_memory: int) -> Case:
+    total, workers = full.median("total"), RANKS - 1
+    setup = float(full.run.attributes["seconds_setup"])
     notes = {"round (s)": total, "set-up (s)": setup, "set-up (rounds)": setup / total}
-    if bare:
-        overhead = bare.median("server") + bare.median("comm")
+    if without_steps:
+        overhead = without_steps.median("server") + without_steps.median("comm")
         notes["gather, aggregation %"] = 100 * overhead / total
-    if min(SIZES) < K:
-        notes["kB / client"] = (max(whole.memory[1:]) - base) / (K / workers) / 1000
-    notes["peak MB / rank"] = max(whole.memory) / 1e6
+    if min(ROUNDS) < K:
+        notes["kB / client"] = (max(full.memory[1:]) - base_memory) / (K / workers) / 1000
+    notes["peak MB / rank"] = max(full.memory) / 1e6
     return Case("scale", f"k{K}", {"client-round": total * workers / K}, notes)
 
 
 def plans(data_dir: Path) -> Iterator[Case]:
-    """What `plan` says, beside what is measured right after it."""
-    layouts: list[tuple[str, int, dict[str, object]]] = [
+    """Yield the seconds and memory that `plan` predicts, and those of a run right after it."""
+    runs: list[tuple[str, int, dict[str, object]]] = [
         ("youtube-n1", 1, {"dataset": "youtube", "rounds": 4}),
         ("youtube-n3", 3, {"dataset": "youtube", "rounds": 4}),
-        ("synthetic-k100-n3", RANKS, _settings(100, SIZES[100])),
+        ("synthetic-k100-n3", RANKS, _settings(100, ROUNDS[100])),
     ]
-    for name, ranks, settings in layouts:
-        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:  # this process has grown
-            seconds, memory = fresh.submit(planned, settings, data_dir, ranks).result()
+    for name, ranks, settings in runs:
+        with ProcessPoolExecutor(1, get_context("spawn")) as new_process:  # the memory of this process has grown
+            seconds, memory = new_process.submit(planned, settings, data_dir, ranks).result()
         found = mpirun(ranks, data_dir, *_options(settings))
         measured = found.median("total")
         yield Case(
@@ -90,7 +93,7 @@ def plans(data_dir: Path) -> Iterator[Case]:
 
 
 def planned(settings: dict[str, object], data_dir: Path, ranks: int) -> tuple[float, float]:
-    """Seconds a round, and bytes of the largest rank."""
+    """Return the predicted seconds per round, and bytes of the largest rank."""
     config = make_config(settings)
-    plan = make_plan(fit_to_data(config, describe(config, data_dir)), data_dir, ranks, nodes=1, cores=CORES)
+    plan = make_plan(resolve(config, data_dir), data_dir, ranks, nodes=1, cores=CORES)
     return plan.seconds, max(plan.memory)

@@ -1,14 +1,14 @@
-"""The server of MFedPBA, S = 10 steps a round, beside two things it should be small against.
+"""The MFedPBA server with S = 10 steps per round, compared with local training and with POT.
 
-* clients: the same round's local training as one writes it in eager torch (autograd, the losses by one-hot means,
-  foreach SGD); some batches of each kind of client are timed and scaled to all clients and E = 2 epochs.
-* pot: `ot.gromov.entropic_gromov_wasserstein2` with at most 20 iterations and the same epsilon, once for each
-  modality and step, as the authors' code calls it; one call is timed and scaled. Where its kernel underflows, so that
-  it returns at once and without a plan, epsilon is doubled until there is one: `pot_epsilon` is the factor.
+* clients: local training of the same round in plain eager torch (autograd, losses from one-hot means, foreach SGD).
+  Some batches of each kind of client are timed and scaled to all clients and E = 2 epochs.
+* pot: `ot.gromov.entropic_gromov_wasserstein2` with at most 20 iterations and the same epsilon, called once per
+  modality and step as in the authors' code. One call is timed and scaled. If its kernel underflows, POT returns at once
+  without a plan; then epsilon is doubled until there is one. `pot_epsilon` is the resulting factor.
 
-Uploads are made up: classes share a geometry which every client sees through networks of its own, and what differs
-from round to round shrinks, so that plans start as warm as in a run and need about as many iterations. `residual` is
-the largest ||T - Sinkhorn(T)||_1 of the measured rounds (asked for: 1e-4).
+Uploads are synthetic: all clients share the geometry of the classes and add a map and noise of their own. The noise
+shrinks from round to round, so that the transport plans start as close to the solution as in a run, and need about as
+many iterations. `residual` is the largest ||T - Sinkhorn(T)||_1 of the measured rounds (tolerance 1e-4).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import Architecture
 
 CASES = (("youtube", 6, "m2"), ("caltech101", 3, "m2"), ("caltech101", 50, "m1+"))
-WARM, MEASURED, BATCHES = 4, 3, 12  # rounds before and in a measurement; batches timed of each kind of client
+WARM_UP, MEASURED, BATCHES = 4, 3, 12  # rounds before and in a measurement; timed batches of each kind of client
 WIDTHS = (256, 128, 64)
 
 
 def run() -> Iterator[Case]:
-    """The three shapes."""
+    """The three problem sizes."""
     torch.set_num_threads(1)
     for dataset, K, partition in CASES:
         problem = make_problem(dataset, K, partition)
         server = load_method("mfedpba")(problem).server(torch.device("cpu"))
-        uploads = make_uploads(problem, WARM + MEASURED)
-        for t in range(WARM):
+        uploads = make_uploads(problem, WARM_UP + MEASURED)
+        for t in range(WARM_UP):
             server.step(t + 1, 0, uploads[t])
         residuals, iterations = [], []
         weights = {n: v.clone() for n, v in server.autoencoder.state_dict().items()}
@@ -57,12 +57,12 @@ def run() -> Iterator[Case]:
         ) -> None:  # fmt: skip
             server.autoencoder.load_state_dict(weights)
             server.alignment.load_state_dict(plans)
-            for t in range(WARM, WARM + MEASURED):
+            for t in range(WARM_UP, WARM_UP + MEASURED):
                 server.step(t + 1, 0, uploads[t])
                 residuals.append(server.record["gw_residual"])
                 iterations.append(server.record["gw_iterations"])
 
-        reply = server.step(WARM, 0, uploads[WARM - 1])
+        reply = server.step(WARM_UP, 0, uploads[WARM_UP - 1])
         kinds = Counter(client.modalities for client in problem.clients)
         loops = {kind: client_loop(problem, kind, reply) for kind in kinds}
         best = interleaved({"ours": ours, **loops}, repeats=5)
@@ -86,12 +86,12 @@ def run() -> Iterator[Case]:
 
 
 def make_problem(dataset: str, K: int, partition: str) -> Problem:
-    """The federation as a run would deal it out, with random labels and equal networks."""
+    """Return a run's partition of random labels, with the same network for every client and modality."""
     info = CATALOG[dataset]
     given = {"dataset": dataset, "method": "mfedpba", "clients": K, "partition": partition}
     config = fit_to_data(make_config(given), info)
     labels = np.random.default_rng(0).integers(0, info.classes, info.samples)
-    dealt = make_partition(labels, len(info.modalities), K, partition, config.alpha, 0, MIN_SAMPLES)
+    drawn = make_partition(labels, len(info.modalities), K, partition, config.alpha, 0, MIN_SAMPLES)
     clients = tuple(
         ClientSpec(
             owned,
@@ -99,15 +99,15 @@ def make_problem(dataset: str, K: int, partition: str) -> Problem:
             np.bincount(labels[train], minlength=info.classes),
             len(test),
         )
-        for owned, train, test in zip(dealt.modalities, dealt.train, dealt.test, strict=True)
+        for owned, train, test in zip(drawn.modalities, drawn.train, drawn.test, strict=True)
     )
     return Problem(config, info, clients)
 
 
 def make_uploads(problem: Problem, rounds: int) -> list[dict[int, dict[str, Tensor]]]:
-    """E_k = U A_k^m + noise / t and I_k = g_t U U^T + noise / t, with U (C, 16) the classes' common geometry.
+    """Return uploads E_k = U A_k^m + noise / t and I_k = g_t U U^T + noise / t; U (C, 16) is the classes' geometry.
 
-    Its spectrum falls as that of real prototypes does; at a flat one all classes are about equally far apart.
+    The spectrum of U decays like that of real prototypes; with a flat one all classes are about equally far apart.
     """
     draw = torch.Generator().manual_seed(0)
 
@@ -132,7 +132,7 @@ def make_uploads(problem: Problem, rounds: int) -> list[dict[int, dict[str, Tens
 
 
 def client_loop(problem: Problem, modalities: tuple[int, ...], reply: dict[str, Tensor]) -> Callable[[], None]:
-    """A function that trains a client of these modalities for `BATCHES` batches, in plain torch."""
+    """Return a function that trains a client with these modalities for `BATCHES` batches in plain torch."""
     draw = torch.Generator().manual_seed(1)
     config, C, d = problem.config, problem.C, problem.d
     n, size = BATCHES * config.batch_size, config.batch_size
@@ -150,11 +150,11 @@ def client_loop(problem: Problem, modalities: tuple[int, ...], reply: dict[str, 
             y = labels[index]
             features = torch.stack([network(x[index]) for network, x in zip(networks, inputs, strict=True)])
             logits = classifier(features.sum(0))
-            there, members = y.unique(return_inverse=True)
+            present, members = y.unique(return_inverse=True)
             mean = F.one_hot(members).float()
             mean = (mean / mean.sum(0)).T
-            L_fea = (mean @ features - P_G[:, there]).square().sum(-1).mean()
-            L_logit = F.kl_div((mean @ logits).log_softmax(-1), I_G[there], reduction="batchmean", log_target=True)
+            L_fea = (mean @ features - P_G[:, present]).square().sum(-1).mean()
+            L_logit = F.kl_div((mean @ logits).log_softmax(-1), I_G[present], reduction="batchmean", log_target=True)
             loss = F.cross_entropy(logits, y) + 0.01 * L_fea + L_logit
             optimiser.zero_grad()
             loss.backward()
@@ -164,14 +164,14 @@ def client_loop(problem: Problem, modalities: tuple[int, ...], reply: dict[str, 
 
 
 def dnn(width: int, d: int) -> nn.Sequential:
-    """The extractor: Linear and ReLU of every width, and a last Linear."""
+    """Return the extractor: Linear and ReLU for each width, then a Linear layer."""
     sizes = (width, *WIDTHS)
     hidden = [layer for a, b in zip(sizes, WIDTHS, strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(WIDTHS[-1], d))
 
 
 def pot_call(server: MFedPBAServer, reply: dict[str, Tensor]) -> tuple[float, float]:
-    """Seconds of one call for the first modality, and the factor of epsilon it needed to return a plan."""
+    """Return the seconds of one call for the first modality, and the factor of epsilon with which it returns a plan."""
     rows = reply["P_present"][0]
     n = int(rows.sum())
     costs = [torch.cdist(X[rows].double(), X[rows].double()).square() for X in (reply["I_G"], reply["P_G"][0])]
@@ -179,7 +179,7 @@ def pot_call(server: MFedPBAServer, reply: dict[str, Tensor]) -> tuple[float, fl
     C2.requires_grad_()
     p = torch.full((n,), 1 / n, dtype=torch.float64)
     factor, plan = 0.5, torch.zeros(())
-    with warnings.catch_warnings():  # of divisions by zero, and that its Sinkhorn did not converge
+    with warnings.catch_warnings():  # about division by zero, and Sinkhorn iterations that did not converge
         warnings.simplefilter("ignore")
         while not plan.sum() > 0.5:
             factor *= 2

@@ -1,11 +1,11 @@
-"""A step on sparse rows, beside dense ones: a reuters client (21531 words, 90 of them in a document) with a DNN.
+"""A training step on sparse rows, compared with dense rows: a reuters client (21531 words, 90 per document).
 
-* sparse: our step, which multiplies and updates only the rows of the first weights that the batch's words touch.
-* dense 2000: our step on 2000 dense numbers, with the same hidden layers.
+* sparse: our step; it multiplies and updates only those rows of the first weights that the batch's words select.
+* dense 2000: our step on dense rows of 2000 numbers, with the same hidden layers.
 * dense 21531: our step on the same documents as dense rows.
 
-`memory` (by name: ``python -m benchmarks memory``) starts the full-size reuters run on six ranks and adds up what they
-hold beyond the interpreter and torch.
+``python -m benchmarks memory`` runs reuters at full size on six ranks and measures their memory in addition to that of
+the interpreter and torch.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ def run() -> Iterator[Case]:
 
 
 def epoch(values: np.ndarray | csr_array, architecture: Architecture, sparse: bool = False) -> Callable[[], None]:
-    """A pass over the rows, batch by batch."""
+    """Return a function that trains on all rows once, batch by batch."""
     extractor = build_extractor(architecture, Modality("x", "L", values.shape[1], sparse), D)
-    rows, way, g = modality_rows(values, ROWS), training_pass(extractor), torch.randn(B, D) / 100
+    rows, chain, g = modality_rows(values, ROWS), training_pass(extractor), torch.randn(B, D) / 100
 
     @torch.inference_mode()
     def steps() -> None:
         for start in range(0, ROWS, B):
-            way.forward(rows.batch(start, start + B))
-            way.backward(g.clone(), 0.005, False)
+            chain.forward(rows.batch(start, start + B))
+            chain.backward(g.clone(), 0.005, False)
 
     return steps
 
 
 def memory() -> Iterator[Case]:
-    """Peak resident memory of a full-size reuters run (18758 documents, five languages) on six ranks, two rounds."""
+    """Peak resident memory of two rounds of reuters at full size (18758 documents, five languages) on six ranks."""
     code = "import resource, torch; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    idle = 1024 * int(alone.stdout)
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    idle = 1024 * int(bare.stdout)
     with tempfile.TemporaryDirectory() as directory:
         run = mpirun(6, Path(directory), "--dataset", "reuters", "--rounds", 2)
-    notes = {"beyond interpreters and torch (MB)": (sum(run.memory) - 6 * idle) / 1e6, "each of these (MB)": idle / 1e6}
+    notes = {"all ranks, without interpreter and torch (MB)": (sum(run.memory) - 6 * idle) / 1e6}
+    notes |= {"interpreter and torch, per rank (MB)": idle / 1e6}
     yield Case("memory", "reuters-n6", {"round": run.median("total")}, notes)

@@ -1,7 +1,7 @@
-"""What is around the work: the answer to ``--help``, the start of a run, what evaluation and the log add to a round.
+"""Overheads: ``--help``, the start of a run, and the evaluation, log, snapshot and checkpoint of a round.
 
-Of the default youtube run in one process: `help` and `first round` from the call on; a round, its evaluation, the log's
-part as a mean over 400 rounds, since the log grows, the copy of the state after each round, and a checkpoint.
+All of the default youtube run in one process. `help` and `first round` are measured from the start of the command. The
+time of the log is a mean over 400 rounds, since the log grows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.common import Case, interleaved
 from mfedpba_mpi.comm.serial import SerialComm
-from mfedpba_mpi.config.run_config import fit_to_data, make_config
-from mfedpba_mpi.data.sources import describe, open_dataset
+from mfedpba_mpi.config.run_config import make_config
+from mfedpba_mpi.data.sources import open_dataset, resolve
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.observers import Observer, Round, Start
 from mfedpba_mpi.engine.round import Federation
@@ -31,11 +31,11 @@ from mfedpba_mpi.records.run_log import RunLog
 ROUNDS = 5
 
 
-class Keeper(Observer):
-    """Keeps what observers are told, and when."""
+class Recorder(Observer):
+    """Records the results of all rounds, and their times."""
 
     def start(self, start: Start) -> None:
-        self.begin, self.rounds, self.times = start, list[Round](), [time.perf_counter()]
+        self.beginning, self.rounds, self.times = start, list[Round](), [time.perf_counter()]
 
     def round(self, result: Round) -> None:
         self.rounds.append(result)
@@ -44,7 +44,7 @@ class Keeper(Observer):
 
 @contextmanager
 def timed(cls: type, name: str) -> Iterator[list[float]]:
-    """The seconds of each call of a method, while this lasts."""
+    """Collect the seconds of each call of the method `name` of `cls` inside the `with` block."""
     function, seconds = getattr(cls, name), []
 
     def call(*args: Any) -> None:
@@ -64,25 +64,25 @@ def run() -> Iterator[Case]:
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         config = make_config({"dataset": "youtube", "rounds": ROUNDS})
-        config = fit_to_data(config, describe(config, data))
-        open_dataset(config, data)  # made before, as for every run but the first
-        one = [*program, "run", "--dataset", "youtube", "--rounds", "1", "--data-dir", directory, "--overwrite"]
+        config = resolve(config, data)
+        open_dataset(config, data)  # only the first run creates it
+        one_round = [*program, "run", "--dataset", "youtube", "--rounds", "1", "--data-dir", directory, "--overwrite"]
         calls = {
             "help": lambda: subprocess.run([*program, "--help"], capture_output=True, check=True),
-            "first round": lambda: subprocess.run(one, cwd=directory, capture_output=True, check=True),
+            "first round": lambda: subprocess.run(one_round, cwd=directory, capture_output=True, check=True),
         }
         yield Case("start", "youtube", interleaved(calls, repeats=3))
-        keeper = Keeper()
-        with timed(Federation, "keep") as kept, timed(Checkpoints, "write") as written:
-            run_rounds(config, data, SerialComm(), [keeper], Checkpoints(data, every=1))
+        recorder = Recorder()
+        with timed(Federation, "take_snapshot") as snapshots, timed(Checkpoints, "write") as written:
+            run_rounds(config, data, SerialComm(), [recorder], Checkpoints(data, every=1))
         log = RunLog(data)
-        log.start(keeper.begin)
+        log.start(recorder.beginning)
         start = time.perf_counter()
         for t in range(1, 401):
-            log.round(dataclasses.replace(keeper.rounds[-1], t=t))
+            log.round(dataclasses.replace(recorder.rounds[-1], t=t))
         logged = (time.perf_counter() - start) / 400
-    evaluated = float(np.median([result.values["seconds_eval"] for result in keeper.rounds]))
-    rounds = np.diff(keeper.times) - [0.0, *written[:-1]]
-    parts = {"copy of the state": kept, "checkpoint": written, "round": rounds}
+    evaluated = float(np.median([result.values["seconds_eval"] for result in recorder.rounds]))
+    rounds = np.diff(recorder.times) - [0.0, *written[:-1]]
+    parts = {"snapshot": snapshots, "checkpoint": written, "round": rounds}
     times = {"log": logged, "evaluation": evaluated} | {name: float(np.median(part)) for name, part in parts.items()}
     yield Case("start", "youtube, a round", times)

@@ -1,1 +1,1 @@
-"""`mfedpba-mpi plan`: what a run will need, before anything is started."""
+"""`mfedpba-mpi plan` and `check`: predict what a run needs, and test an installation."""

@@ -1,6 +1,7 @@
-"""Whether an installation works: who the ranks are, what they see, how long messages take, and that bits are the same.
+"""`mfedpba-mpi check`: test an installation.
 
-Every rank calls `check`; rank 0 has something to say.
+It lists the ranks with their cores and devices, tests the shared directory, times messages, and compares results on all
+ranks with results in one process bit by bit. All ranks call `check`; only the output of rank 0 is complete.
 """
 
 from __future__ import annotations
@@ -30,113 +31,114 @@ from mfedpba_mpi.comm.devices import set_up
 from mfedpba_mpi.comm.launcher import available_cores, launcher_rank_and_size
 from mfedpba_mpi.comm.layout import Layout
 from mfedpba_mpi.comm.serial import SerialComm
-from mfedpba_mpi.config.run_config import RunConfig, fit_to_data
-from mfedpba_mpi.data.sources import describe
+from mfedpba_mpi.config.run_config import RunConfig
+from mfedpba_mpi.data.sources import resolve
 from mfedpba_mpi.engine.launch import FaultTolerance, init_mpi, make_comm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.observers import End, Observer
 from mfedpba_mpi.errors import PROGRAM, RunError, UserError
 from mfedpba_mpi.methods.params import METHODS
 
-FEWEST = 4  # clients
-FLOATS, REPEATS = 30_000, 50  # of a message, and how often it goes to and fro
-Facts = Mapping[str, Any]  # of a rank
+MIN_CLIENTS = 4  # of the test runs; with more than five ranks each worker has a client
+MESSAGE_FLOATS = 30_000  # size of a timed message
+MESSAGE_REPEATS = 50
+RankInfo = Mapping[str, Any]  # what `rank_info` returns
 
 
-class Digests(Observer):
-    """An observer that keeps the digests of all clients and of the server at the end of a run."""
+class DigestObserver(Observer):
+    """Keeps the SHA-256 of all clients and of the server at the end of a run."""
 
-    found: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
 
     def end(self, end: End) -> None:
-        self.found = (*end.sha256, end.server_sha256)
+        self.digests = (*end.sha256, end.server_sha256)
 
 
 def check(directory: Path, device: str = "auto") -> Iterator[str | Table]:
-    """Look at everything in turn; what to print, and an error where something would not work.
+    """Run all tests and yield lines and tables to print; raise `UserError` or `RunError` where a test fails.
 
     Parameters
     ----------
-    directory : where all ranks have to see the same files.
+    directory : directory that all ranks must share.
     device : as in `RunConfig`.
     """
     fault_tolerance = FaultTolerance(timeout=120.0)
     init_mpi(fault_tolerance.timeout)
-    clients = max(FEWEST, launcher_rank_and_size()[1] - 1)
+    clients = max(MIN_CLIENTS, launcher_rank_and_size()[1] - 1)
     comm = make_comm(clients, fault_tolerance)
     yield (
         f"{PROGRAM} {__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"HDF5 {h5py.version.hdf5_version}, {comm.library}"
     )
-    with _scratch(directory, comm) as place:
-        ranks = [json.loads(text) for text in comm.collect(json.dumps(facts(comm, device, place)))]
+    with _temporary_directory(directory, comm) as temporary:
+        ranks = [json.loads(text) for text in comm.collect(json.dumps(rank_info(comm, device, temporary)))]
         if comm.is_server:
-            yield table(["ranks", "host", "cores", "device"], rows(ranks))
-            refuse(ranks, place.parent)
-            yield from remarks(ranks)
+            yield table(["ranks", "host", "cores", "device"], rank_rows(ranks))
+            check_ranks(ranks, temporary.parent)
+            yield from core_warnings(ranks)
         if comm.size > 1:
-            milliseconds = 1000 * messages(comm, clients)
-            yield f"messages: {bytes_of(4 * FLOATS)} to each rank and back in {milliseconds:.2f} ms (median)"
-        apart = [method for method in METHODS if not same_bits(method, clients, device, place, comm)]
-    where = f"on {comm.size} ranks and in one process" if comm.size > 1 else "twice in one process"
-    if apart and comm.is_server:
-        raise RunError(f"bits: not the same {where}: {', '.join(apart)}; please report this")
-    yield f"bits: {count(len(METHODS), 'method')} with {count(clients, 'client')} {where}: the same"
-    yield "all is well" if comm.size > 1 else f"all is well; `mpirun -n 3 {PROGRAM} check` looks at MPI too"
+            milliseconds = 1000 * message_seconds(comm, clients)
+            yield f"messages: {bytes_of(4 * MESSAGE_FLOATS)} to each rank and back in {milliseconds:.2f} ms (median)"
+        differing = [method for method in METHODS if not same_bits(method, clients, device, temporary, comm)]
+    runs = f"{comm.size} ranks and one process" if comm.size > 1 else "two runs in one process"
+    if differing and comm.is_server:
+        raise RunError(f"bits: results differ between {runs}: {', '.join(differing)}; please report this")
+    yield f"bits: {count(len(METHODS), 'method')} with {count(clients, 'client')}: identical for {runs}"
+    yield "check passed" if comm.size > 1 else f"check passed; to test MPI as well, run `mpirun -n 3 {PROGRAM} check`"
 
 
 @contextmanager
-def _scratch(directory: Path, comm: Comm) -> Iterator[Path]:
-    """A directory that rank 0 makes for as long as this takes; of all ranks."""
+def _temporary_directory(directory: Path, comm: Comm) -> Iterator[Path]:
+    """Create a temporary directory on rank 0 and share its path with all ranks."""
     name = ""
     if comm.is_server:
         try:
             name = tempfile.mkdtemp(prefix="mfedpba-check-", dir=directory.resolve())
         except OSError as error:
             raise UserError(f"dir: cannot write in {directory}: {error.strerror}; name another with --dir") from None
-    place = Path(comm.share(name))
+    path = Path(comm.share(name))
     try:
-        yield place
+        yield path
         comm.barrier()
     finally:
         if comm.is_server:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def facts(comm: Comm, device: str, place: Path) -> Facts:
-    """What is to be known of this rank."""
+def rank_info(comm: Comm, device: str, shared: Path) -> RankInfo:
+    """Return this rank's host, cores, device and torch version, and whether it sees the directory `shared`."""
     return {
         "host": socket.gethostname(),
         "cores": available_cores(),
         "device": str(set_up(device, comm.local_rank, threads=1)),
         "torch": torch.__version__,
-        "sees": place.is_dir(),
+        "sees_directory": shared.is_dir(),
     }
 
 
-def rows(ranks: Sequence[Facts]) -> Iterator[tuple[str, ...]]:
-    """A row for each block of ranks that have everything in common."""
+def rank_rows(ranks: Sequence[RankInfo]) -> Iterator[tuple[str, ...]]:
+    """Yield a table row for each block of consecutive ranks with the same host, cores and device."""
     places = [(rank["host"], ranges(rank["cores"]), rank["device"]) for rank in ranks]
     for place, block in groupby(range(len(ranks)), places.__getitem__):
         yield ranges(list(block)), *place
 
 
-def refuse(ranks: Sequence[Facts], directory: Path) -> None:
-    """An error where the ranks cannot work together."""
-    blind = [f"{i} ({rank['host']})" for i, rank in enumerate(ranks) if not rank["sees"]]
+def check_ranks(ranks: Sequence[RankInfo], directory: Path) -> None:
+    """Raise `UserError` if the ranks do not share `directory` or have different versions of torch."""
+    blind = [f"{i} ({rank['host']})" for i, rank in enumerate(ranks) if not rank["sees_directory"]]
     if blind:
         raise UserError(
-            f"dir: rank {', '.join(blind)} does not see what rank 0 ({ranks[0]['host']}) writes in {directory}; data "
-            "and runs belong in a directory that all nodes share, check it with --dir"
+            f"dir: rank {', '.join(blind)} cannot see files that rank 0 ({ranks[0]['host']}) writes in {directory}; "
+            "keep data and runs in a directory that all nodes share, and check it with --dir"
         )
-    versions = {rank["torch"]: i for i, rank in reversed(list(enumerate(ranks)))}
-    if len(versions) > 1:
-        said = ", ".join(f"{version} on rank {i}" for version, i in versions.items())
-        raise UserError(f"torch: {said}; bits may differ between versions, use one environment on all nodes")
+    first_rank = {rank["torch"]: i for i, rank in reversed(list(enumerate(ranks)))}  # with each version
+    if len(first_rank) > 1:
+        versions = ", ".join(f"{version} on rank {i}" for version, i in first_rank.items())
+        raise UserError(f"torch: {versions}; results may differ between versions, use one environment on all nodes")
 
 
-def remarks(ranks: Sequence[Facts]) -> Iterator[str]:
-    """What works, but not as well as it could."""
+def core_warnings(ranks: Sequence[RankInfo]) -> Iterator[str]:
+    """Yield a warning for each host with fewer cores than ranks."""
     hosts: dict[str, list[int]] = defaultdict(list)
     for i, rank in enumerate(ranks):
         hosts[rank["host"]].append(i)
@@ -144,17 +146,17 @@ def remarks(ranks: Sequence[Facts]) -> Iterator[str]:
         cores = {core for i in own for core in ranks[i]["cores"]}
         if len(cores) < len(own):
             bound = any(len(ranks[i]["cores"]) == 1 for i in own)
-            fix = "; if it has more, use `mpirun --bind-to none` or `srun --cpu-bind=none`" if bound else ""
+            fix = "; if the host has more, use `mpirun --bind-to none` or `srun --cpu-bind=none`" if bound else ""
             yield f"{host}: {len(own)} ranks share {count(len(cores), 'core')}{fix}"
 
 
-def messages(comm: Comm, clients: int) -> float:
-    """Seconds of a broadcast and a gather, of a message for each rank; the median."""
+def message_seconds(comm: Comm, clients: int) -> float:
+    """Return the median seconds of a broadcast and a gather with one message per rank."""
     comm.place([1.0] * clients)
-    layout, x = Layout({"x": (FLOATS,)}), {"x": torch.zeros(FLOATS)}
+    layout, x = Layout({"x": (MESSAGE_FLOATS,)}), {"x": torch.zeros(MESSAGE_FLOATS)}
     senders = {own[0]: layout for own in comm.ranks if own}
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(MESSAGE_REPEATS):
         began = time.perf_counter()
         comm.broadcast(x if comm.is_server else None, layout)
         comm.gather({k: x for k in comm.own_clients if k in senders}, senders)
@@ -162,16 +164,19 @@ def messages(comm: Comm, clients: int) -> float:
     return median(seconds)
 
 
-def same_bits(method: str, clients: int, device: str, place: Path, comm: Comm) -> bool:
-    """Whether two rounds of a small problem give the same bits on these ranks and in one process; known on rank 0."""
+def same_bits(method: str, clients: int, device: str, directory: Path, comm: Comm) -> bool:
+    """Return whether two rounds of a small problem end in the same bits on these ranks and in one process.
+
+    The result is valid on rank 0 only.
+    """
     config = RunConfig.of(
         dataset="synthetic", samples=40 * clients, classes=4, dims=(16, 24, 32), feature_dim=16, clients=clients,
         rounds=2, method=method, device=device,
     )  # fmt: skip
-    config = fit_to_data(config, describe(config, place))
-    together, alone = Digests(), Digests()
-    run_rounds(config, place, comm, [together])
+    config = resolve(config, directory)
+    on_ranks, in_one_process = DigestObserver(), DigestObserver()
+    run_rounds(config, directory, comm, [on_ranks])
     if comm.is_server:
-        run_rounds(config, place, SerialComm(), [alone])
+        run_rounds(config, directory, SerialComm(), [in_one_process])
     comm.barrier()
-    return together.found == alone.found
+    return on_ranks.digests == in_one_process.digests

@@ -1,10 +1,10 @@
-"""What a run will take on disk, from the sizes of its clients, its data and its log.
+"""Predict the disk space of a run from the sizes of its clients, data and log.
 
 ::
 
-    checkpoint = 4 bytes a weight of all clients + the log so far + the server's state (counted as /final)
-    log        = headers + 8 bytes a number, client and round, in whole chunks + rows of the partition + /final
-    shards     = rows of all clients, with label and row number; of a sparse row NONZEROS columns and values
+    checkpoint = 4 bytes per weight of all clients + the log so far + the server's state (counted as /final)
+    log        = headers + 8 bytes per number, client and round, in whole chunks + rows of the partition + /final
+    shards     = rows of all clients, each with label and row number; a sparse row has NONZEROS columns and values
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from mfedpba_mpi.methods.base import Problem
 from mfedpba_mpi.models.architecture import NONZEROS, weights
 
-HEADERS = 85e3  # of the log
-BY_CLIENT, BY_ROUND = 14, 11  # datasets of /rounds with a number for each client, and with one a round
-CHUNK = 2**14  # bytes of a chunk of them, at most (see `records.run_log`)
+HEADER_BYTES = 85e3  # of the log
+PER_CLIENT, PER_ROUND = 14, 11  # datasets in /rounds with one number per client and round, and with one per round
+CHUNK_BYTES = 2**14  # maximum chunk size of these datasets (see `records.run_log`)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Disk:
 
 
 def disk_of(problem: Problem) -> Disk:
-    """What a run of `problem` takes."""
+    """Predict the disk space of a run of `problem`."""
     C, d, K, M, rounds = problem.C, problem.d, problem.K, problem.M, problem.config.rounds
     rows = parameters = prototypes = shards = 0
     for spec in problem.clients:
@@ -43,11 +43,11 @@ def disk_of(problem: Problem) -> Disk:
         parameters += sum(weights(a, m, d) for a, m in zip(spec.architectures, modalities, strict=True))
         parameters += C * d * (len(modalities) if problem.config.fusion == "concat" else 1)
     final = 4 * (prototypes + K * C**2 + M * C * (d + 2 * C) + C**2)
-    log = HEADERS + 8 * rows + BY_CLIENT * _chunked(rounds, 8 * K) + BY_ROUND * _chunked(rounds, 8) + final
+    log = HEADER_BYTES + 8 * rows + PER_CLIENT * _chunked(rounds, 8 * K) + PER_ROUND * _chunked(rounds, 8) + final
     return Disk(log, 4 * parameters + log, shards)
 
 
 def _chunked(rounds: int, size: int) -> int:
-    """Bytes of a dataset with `size` bytes a round."""
-    rows = int(np.clip(CHUNK // size, 1, 256))
+    """Return the bytes of a dataset with `size` bytes per round, rounded up to whole chunks."""
+    rows = int(np.clip(CHUNK_BYTES // size, 1, 256))
     return -(-rounds // rows) * rows * size

@@ -1,4 +1,4 @@
-"""A plan as people read it."""
+"""Print a plan."""
 
 from __future__ import annotations
 
@@ -11,70 +11,67 @@ from rich.table import Table
 from mfedpba_mpi.cli.console import bytes_of, count, duration, table
 from mfedpba_mpi.comm.devices import choose_device
 from mfedpba_mpi.planning.disk import disk_of
-from mfedpba_mpi.planning.plan import NETWORK, Plan, activation_bytes, client_bytes
+from mfedpba_mpi.planning.plan import NETWORK_BANDWIDTH, Plan, activation_bytes, client_bytes
 
-CUDA_BYTES = 500e6  # of a process, for its CUDA context: an assumption
+CUDA_BYTES = 500e6  # GPU memory of a process's CUDA context: an assumption
 
 
 def report(plan: Plan) -> Iterator[str | Table]:
-    """The plan as lines to print."""
+    """Yield the lines and the table to print."""
     problem, machine, config = plan.problem, plan.machine, plan.problem.config
-    working = [r for r, clients in enumerate(plan.ranks) if clients or r == 0]
+    idle = sum(not clients for clients in plan.ranks[1:])
     yield (
         f"{config.method} on {problem.info.name}: {count(problem.K, 'client')} on {count(machine.ranks, 'rank')}, "
         f"{count(machine.nodes, 'node')} of {count(machine.cores, 'core')} and {count(machine.gpus, 'GPU')} each"
     )
-    if len(working) < machine.ranks:
-        spare = machine.ranks - len(working)
-        yield f"{count(spare, 'rank')} {'has' if spare == 1 else 'have'} nothing to do: {problem.K + 1} ranks would do"
+    if idle:
+        yield f"{count(idle, 'rank')} {'is' if idle == 1 else 'are'} idle: {problem.K + 1} ranks are enough"
     rows = []
     for node, memory in enumerate(machine.by_node(plan.memory)):
-        first = node * machine.per_node
-        ranks = plan.ranks[first : first + machine.per_node]
-        used = f"{_gpu_bytes(plan, node) / 1e9:.1f} GB" if machine.gpus else ""
+        first = node * machine.ranks_per_node
+        ranks = plan.ranks[first : first + machine.ranks_per_node]
+        gpu_memory = f"{_gpu_bytes(plan, node) / 1e9:.1f} GB" if machine.gpus else ""
         label = f"{first} to {first + len(ranks) - 1}" if len(ranks) > 1 else f"{first}"
-        rows.append(
-            (
-                node, label, sum(map(len, ranks)), f"{memory.max() / 1e6:.0f} MB", f"{memory.sum() / 1e9:.2f} GB", used
-            )
-        )  # fmt: skip
-    yield table(["node", "ranks", "clients", "largest rank", "all ranks", "fullest GPU"], _few(rows))
+        largest, total = f"{memory.max() / 1e6:.0f} MB", f"{memory.sum() / 1e9:.2f} GB"
+        rows.append((node, label, sum(map(len, ranks)), largest, total, gpu_memory))
+    yield table(["node", "ranks", "clients", "largest rank", "all ranks", "fullest GPU"], _shortened(rows))
     yield f"payload a round: {bytes_of(plan.up)} up, {bytes_of(plan.down)} down (exact)" + (
-        f"; at the end {bytes_of(plan.last_up)} up, {bytes_of(plan.last_down)} down"
+        f"; in the last round {bytes_of(plan.last_up)} up, {bytes_of(plan.last_down)} down"
         if (plan.up, plan.down) != (plan.last_up, plan.last_down)
         else ""
     )
     if machine.gpus and config.device != "cpu":
-        turns = ", ".join(
-            f"local rank {r} uses {choose_device('cuda', r, machine.gpus)}" for r in range(min(3, machine.per_node))
+        examples = ", ".join(
+            f"local rank {r} uses {choose_device('cuda', r, machine.gpus)}"
+            for r in range(min(3, machine.ranks_per_node))
         )
-        yield f"GPUs: {turns}{', ...' if machine.per_node > 3 else ''}; no speed is predicted for them"
+        yield f"GPUs: {examples}{', ...' if machine.ranks_per_node > 3 else ''}; their speed is not predicted"
     else:
         total = f"{duration(plan.seconds * config.rounds)} for {count(config.rounds, 'round')}"
         yield f"time: {plan.seconds:.3g} s a round, {total}"
     disk = disk_of(problem)
     yield (
-        f"disk: log {bytes_of(disk.log)}, a checkpoint {bytes_of(disk.checkpoint)} (two while the run goes, one "
-        f"when it is complete), shards {bytes_of(disk.shards)} (runs with the same partition share them)"
+        f"disk: log {bytes_of(disk.log)}, checkpoint {bytes_of(disk.checkpoint)} (two during the run, one after it), "
+        f"shards {bytes_of(disk.shards)} (shared by runs with the same partition)"
     )
     yield (
-        f"measured here, on this machine's cores: {plan.rates.sampled} of {count(problem.K, 'client')}, the server "
-        f"({plan.rates.server:.2g} s a round), packing ({plan.rates.packing:.1g} s), a process "
-        f"({plan.rates.process / 1e6:.0f} MB)"
+        f"measured on this machine: {plan.rates.sampled} of {count(problem.K, 'client')}, the server "
+        f"({plan.rates.server:.2g} s a round), packing of messages ({plan.rates.comm:.1g} s a round), memory of a "
+        f"process ({plan.rates.process / 1e6:.0f} MB)"
     )
-    guesses = ["the other clients, from their networks and samples"] * (plan.rates.sampled < problem.K)
-    guesses += [f"{count(machine.cores, 'core')} a node, as fast as here and without getting in each other's way"]
-    guesses += [f"a network of {8 * NETWORK / 1e9:.0f} Gbit/s"] * (machine.nodes > 1)
-    guesses += [f"{CUDA_BYTES / 1e6:.0f} MB for each CUDA context"] * bool(machine.gpus)
-    yield f"extrapolated: {'; '.join(guesses)}"
+    assumptions = ["the other clients, from their networks and samples"] * (plan.rates.sampled < problem.K)
+    assumptions += [f"{count(machine.cores, 'core')} a node, as fast as here and without contention"]
+    assumptions += [f"a network of {8 * NETWORK_BANDWIDTH / 1e9:.0f} Gbit/s"] * (machine.nodes > 1)
+    assumptions += [f"{CUDA_BYTES / 1e6:.0f} MB for each CUDA context"] * bool(machine.gpus)
+    yield f"extrapolated: {'; '.join(assumptions)}"
 
 
 def _gpu_bytes(plan: Plan, node: int) -> float:
-    """Bytes on the fullest GPU of a node: contexts, and what its ranks' clients hold."""
+    """Return the bytes on the fullest GPU of a node: the CUDA contexts and clients of its ranks."""
     machine = plan.machine
     used = np.zeros(machine.gpus)
-    first = node * machine.per_node
-    for local, clients in enumerate(plan.ranks[first : first + machine.per_node]):
+    first = node * machine.ranks_per_node
+    for local, clients in enumerate(plan.ranks[first : first + machine.ranks_per_node]):
         needed = sum(client_bytes(plan.problem, k) for k in clients)
         needed += max((activation_bytes(plan.problem, k) for k in clients), default=0)
         if clients or first + local == 0:
@@ -82,7 +79,8 @@ def _gpu_bytes(plan: Plan, node: int) -> float:
     return float(used.max())
 
 
-def _few(rows: list[tuple[Any, ...]], most: int = 8) -> list[tuple[Any, ...]]:
-    if len(rows) <= most:
+def _shortened(rows: list[tuple[Any, ...]], limit: int = 8) -> list[tuple[Any, ...]]:
+    """Return at most `limit` + 1 rows: the first ones, a row that counts those left out, and the last one."""
+    if len(rows) <= limit:
         return rows
-    return [*rows[: most - 1], ("...", count(len(rows) - most, "more node"), "", "", "", ""), rows[-1]]
+    return [*rows[: limit - 1], ("...", count(len(rows) - limit, "more node"), "", "", "", ""), rows[-1]]

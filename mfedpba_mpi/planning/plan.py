@@ -1,15 +1,15 @@
-"""What a run will need: memory, payload and time a round, for a layout of ranks on nodes, before anything is started.
+"""Predict the memory, payload and time per round of a run for a given number of ranks and nodes, before it starts.
 
-A second or two of calibration runs the method's own code here: a few of the run's own clients (their networks, made-up
-rows, at most ten batches of them) and the server on uploads of all clients. Everything else is arithmetic::
+A second or two of calibration runs the method on this machine: a few of the run's clients (their own networks, random
+rows, at most ten batches per epoch), and the server with uploads from all participants. The rest is arithmetic::
 
-    w_k     = r_k cost(k)          seconds of client k; r_k measured, for clients not measured the mean r
-    rank    = sum of w_k over its clients, which are placed as in the run
-    node    = max(longest rank, sum of ranks / cores)
-    round   = longest node's training + max(its evaluation, server) + messages
+    w_k     = r_k cost(k)          seconds of client k; r_k is measured, or the sample's mean where k is not measured
+    rank    = sum of w_k over its clients, placed as in the run
+    node    = max(slowest rank, sum of ranks / cores)
+    round   = training of the slowest node + max(its evaluation, server) + messages
     memory  = a process + rows and weights (twice) of its clients + the largest client's activations (+ uploads and log)
 
-Nothing is claimed about the speed of GPUs; their memory and which rank uses which is said.
+GPU memory and the assignment of ranks to GPUs are predicted; GPU speed is not.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import NONZEROS, convolutions, weights
 from mfedpba_mpi.planning.calibration import Rates, calibrate, process_bytes
 
-NETWORK = 1.25e9  # bytes a second between nodes, 10 Gbit/s: an assumption
-MODULE_BYTES = 12e3  # of Python objects for each layer of a network
-LOOKS = 1e-3  # seconds between two looks of a waiting rank
+NETWORK_BANDWIDTH = 1.25e9  # bytes per second between nodes (10 Gbit/s): an assumption
+MODULE_BYTES = 12e3  # Python objects per layer of a network
+POLL_SECONDS = 1e-3  # interval at which a waiting rank polls
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`ranks` in blocks on `nodes`, each with so many `cores` and `gpus`."""
+    """The machine to plan for: `ranks` spread over `nodes` in blocks.
+
+    Attributes
+    ----------
+    ranks, nodes : total numbers.
+    cores, gpus : numbers per node.
+    """
 
     ranks: int
     nodes: int = 1
@@ -58,23 +64,32 @@ class Machine:
             raise UserError(f"gpus: {self.gpus} is out of range; allowed: >= 0")
         if self.nodes > self.ranks:
             raise UserError(
-                f"nodes: {self.nodes} nodes for {count(self.ranks, 'rank')} leave some empty; use at most one a rank"
+                f"nodes: {self.nodes} nodes for {count(self.ranks, 'rank')} leave some empty; use at most {self.ranks}"
             )
 
     @property
-    def per_node(self) -> int:
-        """Ranks of a full node."""
+    def ranks_per_node(self) -> int:
+        """Number of ranks on a full node."""
         return -(-self.ranks // self.nodes)
 
     def by_node(self, values: Sequence[float]) -> list[np.ndarray]:
-        """Values of ranks, node by node."""
-        starts = range(0, len(values), self.per_node)
-        return [np.asarray(values[start : start + self.per_node]) for start in starts]
+        """Split one value per rank into one array per node."""
+        starts = range(0, len(values), self.ranks_per_node)
+        return [np.asarray(values[start : start + self.ranks_per_node]) for start in starts]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The prediction; `memory` in bytes by rank, `seconds` of a round on CPUs, `up` and `down` bytes of payload."""
+    """The prediction for a run.
+
+    Attributes
+    ----------
+    ranks : clients of each rank.
+    memory : peak resident bytes of each rank.
+    seconds : of a round, on CPUs.
+    up, down : bytes of payload per round.
+    last_up, last_down : bytes of payload in the last round.
+    """
 
     problem: Problem
     machine: Machine
@@ -96,41 +111,44 @@ def make_plan(
     cores: int | None = None,
     gpus: int = 0,
 ) -> Plan:
-    """Plan `config`; by default on K + 1 ranks of a node like this one."""
+    """Plan a run of `config`; by default on K + 1 ranks of one node with the cores of this machine."""
     ranks = config.clients + 1 if ranks is None else ranks
     machine = Machine(ranks, nodes, len(available_cores()) if cores is None else cores, gpus)
     if config.device == "cuda" and not gpus:
-        raise UserError("device: cuda needs GPUs; say how many a node has with --gpus")
-    problem = imagine(config, data_dir)
+        raise UserError("device: cuda needs GPUs; give their number per node with --gpus")
+    problem = expected_problem(config, data_dir)
     method = load_method(config.method)(problem)
     rates = calibrate(problem)
     costs = [cost(problem, k) for k in range(problem.K)]
     placed = place(costs, machine.ranks)
-    share = problem.drawn / problem.K
+    participation = problem.drawn / problem.K
     up, down = payload(method, min(2, config.rounds))
     last_up, last_down = payload(method, config.rounds)
-    wire = 0.0 if machine.nodes == 1 else (up + down) / NETWORK
-    waits = 3 * LOOKS if machine.ranks > 1 else 0.0
+    transfer = 0.0 if machine.nodes == 1 else (up + down) / NETWORK_BANDWIDTH
+    polling = 3 * POLL_SECONDS if machine.ranks > 1 else 0.0
     seconds = round_seconds(
-        share * rates.train * costs, rates.evaluate * costs / config.eval_every, rates.server,
-        rates.packing + wire + waits, placed, machine,
+        participation * rates.train * costs, rates.evaluate * costs / config.eval_every, rates.server,
+        rates.comm + transfer + polling, placed, machine,
     )  # fmt: skip
     memory = [rank_bytes(problem, rates.process, rank, clients, up) for rank, clients in enumerate(placed)]
     return Plan(problem, machine, placed, rates, memory, seconds, up, down, last_up, last_down)
 
 
 def node_bytes(config: RunConfig, data_dir: Path, ranks: int, nodes: int = 1) -> float:
-    """Peak resident bytes on the fullest of some nodes; without calibration."""
+    """Predict the peak resident bytes on the fullest node; needs no calibration."""
     process = process_bytes()
-    problem = imagine(config, data_dir)
+    problem = expected_problem(config, data_dir)
     up, _ = payload(load_method(config.method)(problem), config.rounds)
     placed = place([cost(problem, k) for k in range(problem.K)], ranks)
     memory = [rank_bytes(problem, process, rank, clients, up) for rank, clients in enumerate(placed)]
     return float(max(node.sum() for node in Machine(ranks, min(nodes, ranks)).by_node(memory)))
 
 
-def imagine(config: RunConfig, data_dir: Path) -> Problem:
-    """The run's clients and their networks, without making data; the labels are the store's where there is one."""
+def expected_problem(config: RunConfig, data_dir: Path) -> Problem:
+    """Return the run's clients and networks without creating data.
+
+    Labels come from the store if there is one; else only the class sizes are those of the run.
+    """
     info = describe(config, data_dir)
     path = None if config.dataset == "synthetic" else locate(config.dataset, data_dir)
     if path:
@@ -142,7 +160,10 @@ def imagine(config: RunConfig, data_dir: Path) -> Problem:
 
 
 def payload(method: Method, t: int) -> tuple[int, int]:
-    """Bytes up and down in round t by the method's definition; of the average draw, where not all take part."""
+    """Return the payload of round t in bytes, (up, down), as the method defines it.
+
+    With partial participation it is the mean over all draws of participants.
+    """
     K, up, down = method.problem.K, 0, 0
     for phase in range(method.phases):
         up += sum(method.upload(t, phase, k).payload_bytes for k in range(K))
@@ -155,28 +176,28 @@ def round_seconds(
     train: np.ndarray, evaluate: np.ndarray, server: float, messages: float, placed: Sequence[Sequence[int]],
     machine: Machine,
 ) -> float:  # fmt: skip
-    """Seconds of a round, from those of each client: see the equations above."""
+    """Return the seconds of a round, given those of each client (K,); see the equations in the module docstring."""
     if machine.ranks == 1:
         return float(train.sum() + evaluate.sum()) + server + messages
 
-    def longest(work: np.ndarray) -> float:
-        nodes = machine.by_node([float(work[list(clients)].sum()) for clients in placed])
+    def slowest_node(seconds: np.ndarray) -> float:
+        nodes = machine.by_node([float(seconds[list(clients)].sum()) for clients in placed])
         return max(max(ranks.max(), ranks.sum() / machine.cores) for ranks in nodes)
 
-    return longest(train) + max(longest(evaluate), server) + messages
+    return slowest_node(train) + max(slowest_node(evaluate), server) + messages
 
 
 def rank_bytes(problem: Problem, process: float, rank: int, clients: Sequence[int], up: int) -> float:
-    """Peak resident bytes of a rank: its process, its clients, and on rank 0 the uploads (thrice) and the log."""
+    """Return the peak resident bytes of a rank: process and clients; on rank 0 also uploads (three copies) and log."""
     total = process + sum(client_bytes(problem, k) for k in clients)
     total += max((activation_bytes(problem, k) for k in clients), default=0)
     if rank == 0:
-        total += 3 * up + 3 * 100 * problem.config.rounds * problem.K  # a hundred bytes a client and round
+        total += 3 * up + 3 * 100 * problem.config.rounds * problem.K  # 100 bytes per client and round, three copies
     return total
 
 
 def client_bytes(problem: Problem, k: int) -> float:
-    """Bytes that client k keeps: rows (twice while they are read), weights and a copy of them, objects."""
+    """Return the bytes client k holds: rows (twice while they are read), weights and a copy of them, Python objects."""
     spec, d = problem.clients[k], problem.d
     total = 0.0
     for m, architecture in zip(spec.modalities, spec.architectures, strict=True):
@@ -188,18 +209,21 @@ def client_bytes(problem: Problem, k: int) -> float:
 
 
 def activation_bytes(problem: Problem, k: int) -> float:
-    """Bytes of the largest layer of client k while it is tested, going in and coming out, and of an epoch's rows."""
+    """Return the bytes client k needs while it computes.
+
+    That is input and output of its largest layer during evaluation, and the shuffled rows of an epoch.
+    """
     spec = problem.clients[k]
     total = 0.0
     for m, architecture in zip(spec.modalities, spec.architectures, strict=True):
         modality = problem.info.modalities[m]
-        places = [layer.outputs * prod(layer.size) for layer in convolutions(architecture, modality.width)]
-        largest = max(places, default=0) + modality.width
+        outputs = [layer.outputs * prod(layer.size) for layer in convolutions(architecture, modality.width)]
+        largest = max(outputs, default=0) + modality.width
         total = max(total, 2 * 4 * min(EVALUATION_ROWS, spec.n_train) * largest)
         total += spec.n_train * row_bytes(modality)
     return total
 
 
 def row_bytes(modality: Modality) -> int:
-    """Bytes of a row as training holds it."""
+    """Return the bytes of a row in memory during training."""
     return 12 * NONZEROS + 8 if modality.sparse else 4 * modality.width

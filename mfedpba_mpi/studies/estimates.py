@@ -15,7 +15,7 @@ from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.engine.setup import cost
 from mfedpba_mpi.planning.calibration import process_bytes
 from mfedpba_mpi.planning.disk import Disk, disk_of
-from mfedpba_mpi.planning.plan import imagine, make_plan, node_bytes
+from mfedpba_mpi.planning.plan import expected_problem, make_plan, node_bytes
 from mfedpba_mpi.studies.study import PlannedRun
 
 _HARMLESS = ("seed", "partition", "clients", "alpha", "rounds", "lr", "validation", "params", "device")
@@ -33,7 +33,7 @@ def estimate(runs: Sequence[PlannedRun], data_dir: Path) -> Iterable[tuple[Plann
     rates: dict[tuple[Any, ...], float] = {}
     for planned in runs:
         config = planned.config
-        problem = imagine(config, data_dir)
+        problem = expected_problem(config, data_dir)
         total = sum(cost(problem, k) for k in range(problem.K))
         if kind(config) not in rates:
             rates[kind(config)] = make_plan(config, data_dir, planned.ranks).seconds / total

@@ -1,4 +1,4 @@
-"""Planning: the arithmetic, the payload against a run's log, and what is refused; no time is compared with a clock."""
+"""Planning: the arithmetic, the payload compared with a run's log, and invalid input; no predicted time is measured."""
 
 from itertools import pairwise
 
@@ -15,37 +15,37 @@ from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
 from mfedpba_mpi.planning.disk import disk_of
 from mfedpba_mpi.planning.display import report
-from mfedpba_mpi.planning.plan import Machine, imagine, make_plan, rank_bytes, round_seconds
+from mfedpba_mpi.planning.plan import Machine, expected_problem, make_plan, rank_bytes, round_seconds
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.run_log import RunLog
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):
-    """Six clients of 1 to 6 seconds that are tested in no time."""
+    """Seconds of a round of six clients that train for 1 to 6 seconds and evaluate in 0."""
     train = np.arange(1.0, 7.0)
     return round_seconds(train, np.zeros(6), server, 0.25, place(train.tolist(), ranks), Machine(ranks, nodes, cores))
 
 
-def test_one_process_does_one_thing_after_the_other():
+def test_one_process_does_everything_in_sequence():
     assert seconds(1) == 21 + 0.5 + 0.25
 
 
-def test_cores_are_shared_by_as_many_ranks_as_there_are():
-    """Two ranks get 6 + 3 + 2 and 5 + 4 + 1; six of them share two cores evenly."""
+def test_ranks_of_a_node_share_its_cores():
+    """Two workers have 6 + 3 + 2 and 5 + 4 + 1 seconds; six workers share two cores evenly."""
     assert seconds(3) == 11 + 0.5 + 0.25
     assert seconds(7) == 10.5 + 0.5 + 0.25
 
 
-def test_with_a_core_each_the_longest_client_decides():
+def test_with_one_core_per_rank_the_slowest_client_decides():
     assert seconds(7, cores=8) == 6 + 0.5 + 0.25
 
 
-def test_nodes_do_not_lend_each_other_cores():
-    """Ranks 0 to 3 (clients of 1, 2, 3 s) and ranks 4 to 6 (4, 5, 6 s), with one core each."""
+def test_nodes_do_not_share_cores():
+    """Ranks 0 to 3 (clients of 1, 2, 3 s) and ranks 4 to 6 (4, 5, 6 s), with one core per node."""
     assert seconds(7, nodes=2, cores=1) == 15 + 0.5 + 0.25
 
 
-def test_evaluation_hides_behind_the_server_on_several_ranks_only():
+def test_evaluation_overlaps_with_the_server_on_several_ranks_only():
     train, test = np.ones(2), np.full(2, 0.25)
     assert round_seconds(train, test, 1.0, 0.0, [[0, 1]], Machine(1)) == 3.5
     assert round_seconds(train, test, 1.0, 0.0, [[], [0], [1]], Machine(3, cores=4)) == 2.0
@@ -65,7 +65,7 @@ def test_more_ranks_never_take_longer():
 @pytest.mark.parametrize("family", ["DNN", "CNN1D", "CNN2D", "TextCNN", "Resmodel"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_weights_are_counted_without_building_the_network(family, sparse):
-    """Biases and BatchNorm, a few per cent at most, are left out."""
+    """Biases and BatchNorm, a few per cent at most, are not counted."""
     kind = {"CNN2D": "I", "TextCNN": "L"}.get(family, "A")
     modality = Modality("x", kind, 300, sparse)
     architecture = sample_architecture(np.random.default_rng(1), modality, [family])
@@ -73,17 +73,17 @@ def test_weights_are_counted_without_building_the_network(family, sparse):
     assert weights(architecture, modality, 16) == built
 
 
-def test_memory_adds_up_over_layouts(tiny, tmp_path):
-    """What clients keep is the same wherever they are; only processes and activations are counted for each rank."""
-    problem = imagine(tiny(), tmp_path)
-    one = rank_bytes(problem, 0, 1, [0, 1, 2], 0) - max(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
-    assert 0 < one < sum(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
+def test_memory_of_clients_does_not_depend_on_their_rank(tiny, tmp_path):
+    """Only process and activations are counted once per rank."""
+    problem = expected_problem(tiny(), tmp_path)
+    difference = rank_bytes(problem, 0, 1, [0, 1, 2], 0) - max(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
+    assert 0 < difference < sum(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
     assert rank_bytes(problem, 7.0, 1, [], 0) == 7.0
     assert rank_bytes(problem, 7.0, 0, [], 10) == 7.0 + 30 + 300 * 3 * 3
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_payload_is_what_a_run_logs(tiny, finished, tmp_path, method):
+def test_payload_equals_that_in_the_log(tiny, finished, tmp_path, method):
     config = tiny(method=method, partition="m1+", clients=4)
     rounds = finished(method=method, partition="m1+", clients=4).rounds
     plan = make_plan(config, tmp_path, ranks=3)
@@ -93,18 +93,18 @@ def test_payload_is_what_a_run_logs(tiny, finished, tmp_path, method):
     assert len(plan.memory) == 3
 
 
-def test_the_imagined_clients_are_the_run_s(tiny, finished, tmp_path):
-    """Modalities and networks are drawn from the seed, sizes without skew are shares: none needs the data."""
+def test_the_expected_clients_are_those_of_the_run(tiny, finished, tmp_path):
+    """Modalities and networks follow from the seed, and sample counts without skew from K: no data are needed."""
     found = finished().partition
-    problem = imagine(tiny(), tmp_path)
+    problem = expected_problem(tiny(), tmp_path)
     assert [spec.n_train for spec in problem.clients] == np.diff(found["train_offsets"]).tolist()
     assert [list(spec.modalities) for spec in problem.clients] == [
         np.flatnonzero(m).tolist() for m in found["modalities"]
     ]
 
 
-def test_what_clients_would_withhold_for_want_of_rows_does_not_stop_the_calibration(tiny, tmp_path):
-    """A client has some 90 rows here, of which the calibration takes 20."""
+def test_min_class_samples_above_the_calibration_s_rows_is_no_error(tiny, tmp_path):
+    """Each client has about 90 rows; the calibration uses 20 of them."""
     config = tiny(samples=400, batch_size=2, mfedpba={"min_class_samples": 20})
     assert make_plan(config, tmp_path).seconds > 0
 
@@ -115,12 +115,12 @@ def test_planning_writes_nothing(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{}, {"fusion": "concat", "method": "local"}, {"clients": 12, "rounds": 8}])
-def test_disk_is_about_what_a_run_takes(tiny, tmp_path, changes):
-    """Within a tenth, but for the log of a method with fewer numbers than MFedPBA; small shards are mostly headers."""
+def test_disk_is_close_to_that_of_a_run(tiny, tmp_path, changes):
+    """Checkpoints within 10 %; logs within 30 %, as methods log different numbers; small shards are mostly headers."""
     config, run = tiny(samples=1200, **changes), tmp_path / "run"
     run.mkdir()
     run_rounds(config, tmp_path, SerialComm(), [RunLog(run)], Checkpoints(run))
-    disk = disk_of(imagine(config, tmp_path))
+    disk = disk_of(expected_problem(config, tmp_path))
     checkpoint = sum(path.stat().st_size for path in run.glob("checkpoints/*/*"))
     assert disk.checkpoint == pytest.approx(checkpoint, rel=0.1)
     assert disk.log == pytest.approx((run / "run.h5").stat().st_size, rel=0.3)
@@ -128,13 +128,21 @@ def test_disk_is_about_what_a_run_takes(tiny, tmp_path, changes):
     assert disk.shards < shards.stat().st_size < disk.shards + 200e3
 
 
-def test_the_report_says_what_is_measured_and_what_is_not(tiny, tmp_path):
+def test_the_report_separates_measured_from_extrapolated(tiny, tmp_path):
     lines = [str(line) for line in report(make_plan(tiny(clients=12), tmp_path, ranks=5, nodes=2, cores=4))]
-    for words in ("disk: log ", "s a round", "(exact)", "measured here", "8 of 12 clients", "extrapolated", "Gbit/s"):
+    for words in (
+        "disk: log ",
+        "s a round",
+        "(exact)",
+        "measured on this machine",
+        "8 of 12 clients",
+        "extrapolated",
+        "Gbit/s",
+    ):
         assert any(words in line for line in lines), words
     lines = [str(line) for line in report(make_plan(tiny(), tmp_path, ranks=6, gpus=2))]
     assert any("local rank 1 uses cuda:1, local rank 2 uses cuda:0" in line for line in lines)
-    assert any("2 ranks have nothing to do: 4 ranks would do" in line for line in lines)
+    assert any("2 ranks are idle: 4 ranks are enough" in line for line in lines)
     assert not any(line.startswith("time:") for line in lines)
 
 
@@ -150,13 +158,13 @@ def test_the_report_says_what_is_measured_and_what_is_not(tiny, tmp_path):
         (("--ranks", "few"), "--ranks"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(command, args, words):
+def test_invalid_options_give_a_one_line_error(command, args, words):
     result = command("plan", "--dataset", "youtube", *args)
     assert result.returncode == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_machines_are_checked():
+def test_invalid_machines_are_errors():
     with pytest.raises(UserError, match="cores: 0"):
         Machine(2, 1, 0)
