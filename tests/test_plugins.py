@@ -255,7 +255,7 @@ def test_whatever_goes_on_with_a_run_or_a_study_has_its_plugins(plugin, tiny, tm
     stop = Stop()
     stop.signal = "SIGTERM"
     with pytest.raises(
-        Ended, match=rf"go on with `mfedpba-mpi resume {tmp_path}/out --data-dir {tmp_path} --plugin {own}`"
+        Ended, match=rf"resume with `mfedpba-mpi resume {tmp_path}/out --data-dir {tmp_path} --plugin {own}`"
     ):
         run_rounds(tiny(), tmp_path, SerialComm(), [], Checkpoints(tmp_path / "out"), stop)
     script = Submission("s", tmp_path, tmp_path, 2, [0, 1])

@@ -36,14 +36,14 @@ def build(monkeypatch):
 
 def test_gpus_given_to_a_torch_for_cpus_are_refused(build):
     build(None, 0)
-    with pytest.raises(UserError, match=r"gave 4 GPUs on .* torch \d.* a build for CPUs, .* CUDA, or use --device cpu"):
+    with pytest.raises(UserError, match=r"allocated 4 GPUs on .* torch \d.* a CPU build, .* CUDA, or use --device cpu"):
         check_slurm_gpus(4)
 
 
 def test_gpus_hidden_from_a_torch_for_cuda_are_refused(build, monkeypatch):
     build("12.4", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"gave 1 GPU on .* `nvidia-smi` .* CUDA_VISIBLE_DEVICES \(empty\), or use"):
+    with pytest.raises(UserError, match=r"allocated 1 GPU on .* `nvidia-smi` .* CUDA_VISIBLE_DEVICES \(empty\), or use"):
         check_slurm_gpus(1)
 
 
@@ -61,6 +61,6 @@ def test_a_run_leaves_no_gpu_idle_unless_told_to(command, monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     result = command(*TINY)
     assert result.returncode == 2
-    assert result.stderr.startswith("mfedpba-mpi: device: SLURM gave 2 GPUs")
+    assert result.stderr.startswith("mfedpba-mpi: device: SLURM allocated 2 GPUs")
     assert result.stderr.count("\n") == 1
     assert command(*TINY, "--device", "cpu").returncode == 0

@@ -181,8 +181,8 @@ def test_an_mpi_that_sees_all_ranks_is_started_once(environ, mpi, variables, lib
         (STEP, OPEN_MPI, r"srun started 7 ranks, but Open MPI v5.0.11, .* `srun --mpi=pmix` .* `mpirun -n 7` inside"),
         ({**STEP, **PMI2}, OPEN_MPI, "srun started 7 ranks, .* `srun --mpi=pmix`"),
         ({**STEP, **PMIX}, MPICH, r"srun started 7 ranks, but MPICH 5.0.2, .* `srun --mpi=pmi2`"),
-        (MPICH_RUN, OPEN_MPI, "mpirun started 7 ranks, .* another MPI's; use the one that belongs to Open MPI v5.0.11"),
-        (OPEN_MPI_RUN, MPICH, r"mpirun started 7 ranks, .* another MPI's; use the one that belongs to MPICH 5.0.2"),
+        (MPICH_RUN, OPEN_MPI, "mpirun started 7 ranks, .* another MPI; use the one of Open MPI v5.0.11"),
+        (OPEN_MPI_RUN, MPICH, r"mpirun started 7 ranks, .* another MPI; use the one of MPICH 5.0.2"),
     ],
 )
 def test_an_mpi_known_not_to_understand_the_launcher_is_not_started(environ, mpi, variables, library, told):
@@ -198,7 +198,7 @@ def test_an_mpi_known_not_to_understand_the_launcher_is_not_started(environ, mpi
     [
         (STEP, MPICH, "`srun --mpi=pmi2`"),
         ({**STEP, **PMI2}, OPEN_MPI_4, "`srun --mpi=pmix`"),
-        (MPICH_RUN, OPEN_MPI_4, "another MPI's"),
+        (MPICH_RUN, OPEN_MPI_4, "belongs to another MPI"),
     ],
 )
 def test_an_mpi_that_takes_itself_for_the_only_rank_is_found_out(environ, mpi, variables, library, told):
@@ -235,7 +235,7 @@ def test_a_missing_mpi_library_is_named(environ, command, monkeypatch):
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
     result = command(*TINY)
     assert result.returncode == 2
-    assert "mpi4py finds no MPI (" in result.stderr
+    assert "mpi4py finds no MPI library (" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

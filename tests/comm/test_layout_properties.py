@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.comm.layout import Layout
 from mfedpba_mpi.comm.serial import SerialComm
 from tests.properties import examples
@@ -99,7 +98,7 @@ def test_a_message_with_other_names_or_shapes_is_refused(laid_out, shape, data):
         layout.pack(other, torch.empty(layout.size + math.prod(shape)))
 
 
-class Rank(Comm):
+class Rank(SerialComm):
     """One of several ranks in this process, which take turns; `post` has a place for the buffer of each."""
 
     def __init__(self, rank: int, ranks: list[list[int]], post: list[torch.Tensor]) -> None:

@@ -47,5 +47,5 @@ def test_ranks_of_a_node_take_its_gpus_in_turn(requested, local_rank, visible, e
 
 
 def test_asking_for_a_gpu_that_is_not_there_is_an_error():
-    with pytest.raises(UserError, match="sees no GPU"):
+    with pytest.raises(UserError, match="none is visible to this rank"):
         choose_device("cuda", 0, 0)

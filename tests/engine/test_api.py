@@ -58,7 +58,7 @@ def test_quiet_says_nothing(config, tmp_path, capsys):
 def test_a_run_that_is_there_is_kept_resumed_or_replaced_as_asked(config, tmp_path):
     first = simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
     assert repr(first) == f"<Run {tmp_path}/out: MFedPBA on synthetic (synthetic data), complete after 2 of 2 rounds>"
-    with pytest.raises(UserError, match=r"holds a run already .* resume=True goes on .* overwrite=True replaces it"):
+    with pytest.raises(UserError, match=r"already holds a run .* resume=True to continue .* overwrite=True to replace it"):
         simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
     again = simulate(config, tmp_path / "out", tmp_path / "data", resume=True, quiet=True)
     assert again.attributes["started"] == first.attributes["started"]
@@ -70,7 +70,7 @@ def test_a_run_that_is_there_is_kept_resumed_or_replaced_as_asked(config, tmp_pa
 
 
 def test_a_run_is_resumed_or_replaced_not_both(config, tmp_path):
-    with pytest.raises(UserError, match="give one"):
+    with pytest.raises(UserError, match="use one of them"):
         simulate(config, tmp_path / "out", tmp_path / "data", resume=True, overwrite=True)
 
 
@@ -80,7 +80,7 @@ def test_a_run_is_extended_by_asking_for_more_rounds(config, tmp_path):
     extended = simulate(longer, tmp_path / "out", resume=True, quiet=True)
     whole = simulate(longer, tmp_path / "whole", tmp_path / "data", quiet=True)
     assert extended.final["client_sha256"] == whole.final["client_sha256"]
-    with pytest.raises(UserError, match=r"the run has 4 rounds, a resumed one cannot have fewer \(2\)"):
+    with pytest.raises(UserError, match=r"the run has 4 rounds and cannot be resumed with fewer \(2\)"):
         simulate(config, tmp_path / "out", resume=True)
 
 

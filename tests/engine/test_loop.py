@@ -157,7 +157,7 @@ def test_a_non_finite_server_term_is_named(finished, monkeypatch):
 
 def test_what_is_broadcast_has_a_name_that_the_log_has_not(finished, monkeypatch):
     monkeypatch.setattr(MFedPBAMethod, "reply", lambda *_: Layout({"E": (3, 8)}))
-    with pytest.raises(TypeError, match="MFedPBAMethod broadcasts E, which the log's /final has; rename it"):
+    with pytest.raises(TypeError, match="MFedPBAMethod broadcasts E, a reserved name in the log's /final; rename it"):
         finished()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mfedpba_mpi import EarlyStopping, JsonLines, PrintProgress, RunConfig, simulate
-from mfedpba_mpi.engine.monitors import values_of
+from mfedpba_mpi.engine.monitors import scalars_of
 from mfedpba_mpi.errors import UserError
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "method": "local"}
@@ -52,7 +52,7 @@ def test_a_resumed_run_goes_on_counting(run):
 
 
 def test_a_loss_is_better_when_it_is_smaller(run):
-    falling = [values_of(run("whole", 5).rounds, row)["loss_ce"] for row in range(5)]
+    falling = [scalars_of(run("whole", 5).rounds, row)["loss_ce"] for row in range(5)]
     assert falling == sorted(falling, reverse=True)
     assert run("out", 5, EarlyStopping("loss_ce", patience=1, larger_is_better=False)).status == "complete"
     ended = run("other", 5, EarlyStopping("loss_ce", patience=1))
@@ -60,7 +60,7 @@ def test_a_loss_is_better_when_it_is_smaller(run):
 
 
 def test_a_metric_that_is_none_is_named(run):
-    with pytest.raises(UserError, match="metric: there is no 'los_ce' in a round of this run; there are: accuracy, "):
+    with pytest.raises(UserError, match="metric: a round of this run has no 'los_ce'; choose from: accuracy, "):
         run("out", 2, EarlyStopping("los_ce"))
     with pytest.raises(UserError, match="patience: 0 is out of range"):
         EarlyStopping(patience=0)
@@ -74,7 +74,7 @@ def test_every_round_is_a_line_of_json_also_after_a_resume(run, tmp_path):
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     assert [line["accuracy"] for line in lines] == found.average().tolist()
     for row, line in enumerate(lines):
-        assert line["loss_ce"] == values_of(found.rounds, row)["loss_ce"]
+        assert line["loss_ce"] == scalars_of(found.rounds, row)["loss_ce"]
         assert line["warnings"] == []
 
 

@@ -21,7 +21,7 @@ def test_a_signal_ends_the_run_in_order(started, tmp_path, number):
     _, errors = process.communicate()
     assert time.monotonic() - began < 10
     assert process.returncode == 75
-    assert re.search(rf"stopped by {number.name} after round \d+; go on with `mfedpba-mpi resume out`", errors)
+    assert re.search(rf"stopped by {number.name} after round \d+; resume with `mfedpba-mpi resume out`", errors)
     run = load_run(tmp_path / "out")
     assert run.status == "interrupted"
     assert run.attributes["reason"] in errors
@@ -36,7 +36,7 @@ def test_resume_goes_on_where_a_run_stopped(started, command, tmp_path):
 
     again = command(*settings, *OUT)
     assert again.returncode == 2
-    assert "holds a run already (status interrupted); go on with `mfedpba-mpi resume out`" in again.stderr
+    assert "already holds a run (status interrupted); resume it with `mfedpba-mpi resume out`" in again.stderr
     other = command(*settings, *OUT, "--lr", 0.02, "--resume")
     assert "begun with other settings: lr is 0.01, not 0.02" in other.stderr
     resumed = command("resume", "out")
@@ -62,7 +62,7 @@ def test_a_finished_run_is_extended_and_a_damaged_log_made_anew(command, tmp_pat
     done = command("resume", "out")
     assert (done.returncode, done.stdout) == (0, "the run in out is complete (3 rounds); --rounds N extends it\n")
     assert "is complete" in command(*TINY, *OUT, "--rounds", 3, "--resume").stdout
-    assert "cannot have fewer" in command("resume", "out", "--rounds", 2).stderr
+    assert "cannot be resumed with fewer" in command("resume", "out", "--rounds", 2).stderr
 
     path = tmp_path / "out/run.h5"
     data = bytearray(path.read_bytes())
@@ -85,5 +85,5 @@ def test_a_complete_run_without_checkpoints_is_not_extended(command, tmp_path):
     before = (tmp_path / "out/run.h5").read_bytes()
     longer = command("resume", "out", "--rounds", 3)
     assert longer.returncode == 2
-    assert "has kept no checkpoint to extend it from" in longer.stderr
+    assert "has no checkpoint to extend it from" in longer.stderr
     assert (tmp_path / "out/run.h5").read_bytes() == before

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi import Partition, RunConfig, load_run, simulate
-from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.launch import FaultTolerance, run_rank
 from mfedpba_mpi.engine.resume import extended, stored_run
@@ -67,7 +66,7 @@ def test_a_partition_from_python_is_kept_as_a_file_of_the_run(run, tmp_path):
     assert first.attributes["config"]["partition"] == str(path)
     assert digests(run("again", partition=str(path))) == digests(first)
     other = Partition.of(OWNER, ~OWNED | OWNED[[1]])
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match="already holds a run"):
         run("first", given=other)
     assert [found.name for found in (tmp_path / "first").glob("partition*")] == [path.name]
 
@@ -95,7 +94,7 @@ def test_a_complete_run_of_other_clients_is_not_taken_for_this_one(run, tmp_path
     run("out", partition=str(path))
     assert run("out", partition=str(path), resume=True).status == "complete"
     Partition.of(OWNER[::-1], OWNED).save(path)
-    with pytest.raises(UserError, match=r"mine\.csv gives other clients than the run in .*out was started with"):
+    with pytest.raises(UserError, match=r"mine\.csv now gives other clients than the run in .*out has"):
         run("out", partition=str(path), resume=True)
 
 
@@ -107,7 +106,7 @@ def test_a_run_does_not_go_on_with_other_clients(run, longer, tmp_path, checkpoi
     Partition.of(OWNER[::-1], OWNED).save(path)
     if not checkpoint:
         shutil.rmtree(tmp_path / "out" / "checkpoints")
-    with pytest.raises(UserError, match=r"mine\.csv gives other clients than the run in .*out was started with"):
+    with pytest.raises(UserError, match=r"mine\.csv now gives other clients than the run in .*out has"):
         longer("out")
     assert load_run(tmp_path / "out").as_partition().digest == before.as_partition().digest
 
@@ -128,14 +127,14 @@ def test_a_client_may_be_as_small_as_the_file_says(run):
     assert run("out", given=Partition.of(owner, OWNED, test)).partition["counts"].sum(axis=1).tolist() == [2, 3, 50]
 
 
-class SeveralHosts(Comm):
+class SeveralHosts(SerialComm):
     """One process that says it is on two hosts."""
 
     def collect(self, value):
         return [value, "another"]
 
 
-@pytest.mark.parametrize(("comm", "place"), [(Comm, "tmp"), (SeveralHosts, "out")])
+@pytest.mark.parametrize(("comm", "place"), [(SerialComm, "tmp"), (SeveralHosts, "out")])
 def test_a_data_directory_that_cannot_be_written_is_left_alone(tiny, tmp_path, monkeypatch, comm, place):
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     monkeypatch.delenv("MFEDPBA_SCRATCH", raising=False)
@@ -155,11 +154,11 @@ def test_a_data_directory_that_cannot_be_written_is_left_alone(tiny, tmp_path, m
 def test_a_run_says_where_its_shards_are_only_if_not_beside_the_data(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     simulate(RunConfig.of(**SETTINGS), tmp_path / "one", tmp_path / "data")
-    assert "dealt out in" not in capsys.readouterr().out
+    assert "shards are in" not in capsys.readouterr().out
     monkeypatch.setenv("MFEDPBA_SCRATCH", str(tmp_path / "scratch"))
     simulate(RunConfig.of(**SETTINGS, seed=1), tmp_path / "two", tmp_path / "data")
     said = capsys.readouterr().out.replace("\n", "")
-    assert f"rows are dealt out in {tmp_path}/scratch" in said
+    assert f"shards are in {tmp_path}/scratch" in said
 
 
 def test_a_partition_names_the_owner_of_every_sample(run):

@@ -51,7 +51,7 @@ def test_true_classes_are_those_of_the_store(made):
 def test_without_a_checkpoint_or_before_the_end_there_is_a_clear_error(tmp_path):
     run = simulate(RunConfig.of(**SETTINGS, method="local"), tmp_path / "out", tmp_path, quiet=True)
     shutil.rmtree(tmp_path / "out/checkpoints")
-    with pytest.raises(UserError, match="has no checkpoint to take the clients from"):
+    with pytest.raises(UserError, match="has no checkpoint to load the clients from"):
         load_clients(tmp_path / "out")
     run.final.pop("predicted")
     with pytest.raises(UserError, match="holds no predictions"):
@@ -63,6 +63,6 @@ def test_rows_that_are_none_are_refused(tmp_path):
     simulate(RunConfig.of(**SETTINGS, method="local"), tmp_path / "out", tmp_path, quiet=True)
     client = load_clients(tmp_path / "out")[0]
     for rows in ([-1], [120], [1.5], 0, [[0]]):
-        with pytest.raises(UserError, match="rows: give a list of whole numbers from 0 to 119"):
+        with pytest.raises(UserError, match="rows: expected row numbers of .*, integers from 0 to 119"):
             client.predict(rows)
     assert client.predict([]).shape == (0,)

@@ -210,7 +210,7 @@ def test_a_manifest_that_reads_well_but_says_something_else_is_damaged(saved):
 def test_where_no_checkpoint_is_sound_the_user_is_told(saved):
     for path in saved[1].glob("checkpoints/*/manifest.json"):
         path.write_text("{}")
-    with pytest.raises(UserError, match=r"no checkpoint in .* is sound; start over with `run --overwrite`"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* is intact; start over with `run --overwrite`"):
         Checkpoints(saved[1]).newest(SerialComm(), lambda words: None)
 
 
@@ -222,7 +222,7 @@ def test_a_manifest_cannot_name_files_elsewhere(saved):
     body["files"] = {"../../run.h5": {"bytes": 1, "sha256": ""}}
     text = json.dumps(body)
     path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}))
-    with pytest.raises(UserError, match="names files that are none of a checkpoint's"):
+    with pytest.raises(UserError, match="lists files that do not belong to a checkpoint"):
         Saved(path.parent)
 
 
@@ -236,7 +236,7 @@ def test_what_a_killed_write_left_behind_is_no_checkpoint(saved):
 def test_other_data_are_refused(saved, tiny, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with pytest.raises(UserError, match=r"was started with other data than .*; it was started with --data-dir"):
+    with pytest.raises(UserError, match=r"is not the data that the run in .* was started with .* use --data-dir"):
         run_rounds(tiny(samples=140), elsewhere, SerialComm(), [], Checkpoints(saved[1]))
 
 
@@ -252,7 +252,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(tiny, finished
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_save", full)
-        with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is safe"):
+        with pytest.raises(Ended, match=r"cannot write the checkpoint of round 2: No space left .* round 1 is intact"):
             run_rounds(tiny(), tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory, every=1))
     assert [path.name for path in (directory / "checkpoints").iterdir()] == ["round-00000001"]
     assert len(load_run(directory).rounds["accuracy"]) == 2

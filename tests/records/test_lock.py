@@ -98,7 +98,7 @@ def test_without_locks_in_the_file_system_the_name_decides(tmp_path, monkeypatch
         with locked(tmp_path):
             pass
     else:
-        with pytest.raises(UserError, match="if that process is no more, delete it"), locked(tmp_path):
+        with pytest.raises(UserError, match="if that process no longer exists, delete it"), locked(tmp_path):
             pass
 
 
