@@ -30,7 +30,7 @@ from mfedpba_mpi.engine.observers import End, Round
 from mfedpba_mpi.engine.signals import Interrupted, Stop
 from mfedpba_mpi.errors import RunError, UserError, check_finite
 from mfedpba_mpi.methods.base import Client, Method, Server
-from mfedpba_mpi.methods.state import FORMS, Undeclared
+from mfedpba_mpi.methods.state import STRUCTURE_SUFFIXES, UndeclaredState
 from mfedpba_mpi.records.checkpoint import Saved, Snapshot
 from mfedpba_mpi.records.run_log import IN_FINAL
 from mfedpba_mpi.rng import generator, seed_generators
@@ -75,7 +75,7 @@ def sha256(tensors: Mapping[str, Tensor]) -> bytes:
     """The digest of a state: names without that of the attribute, shapes and bytes."""
     digest = hashlib.sha256()
     for path, tensor in tensors.items():
-        if path.endswith(FORMS):
+        if path.endswith(STRUCTURE_SUFFIXES):
             continue
         name = path.partition(".")[2] or path
         array = tensor.detach().cpu().contiguous().numpy()
@@ -114,7 +114,7 @@ class Federation:
         if saved:
             self._restore(saved)
         self.snapshot: Snapshot | None = None
-        self._undeclared = Undeclared([*clients.values(), *([server] if server else [])])
+        self._undeclared = UndeclaredState([*clients.values(), *([server] if server else [])])
         self._watched_until = self.finished + WATCHED_ROUNDS
 
     @property
@@ -165,7 +165,7 @@ class Federation:
 
     def participants(self, t: int) -> list[int]:
         """The clients drawn for round `t`, ascending."""
-        K, drawn = self.method.problem.K, self.method.problem.drawn
+        K, drawn = self.method.problem.K, self.method.problem.clients_per_round
         if drawn == K:
             return list(range(K))
         return sorted(generator(self.config.seed, "participants", t).choice(K, drawn, replace=False).tolist())

@@ -61,7 +61,7 @@ def calibrate(problem: Problem) -> Rates:
     device = torch.device("cpu")
     clients = {k: method.client(k, data[k], device) for k in sample}
     server = method.server(device)
-    drawn = [*sample, *(k for k in range(K) if k not in clients)][: max(len(sample), problem.drawn)]
+    drawn = [*sample, *(k for k in range(K) if k not in clients)][: max(len(sample), problem.clients_per_round)]
     inbox: dict[int, Message] = {k: {} for k in sample}
     comm = Comm()
     comm.place([0.0] * K)
