@@ -1,7 +1,7 @@
 """Base classes of a method: client, server, and the layouts of their messages.
 
 A round has one or more phases. In each phase every participant computes an upload from the server's last messages, and
-the server computes a reply from all uploads. The reply is broadcast, or each client gets a reply of its own. Methods
+the server computes a reply from all uploads. The reply is broadcast, or each client gets an individual reply. Methods
 are independent of ranks, files and clocks: they depend on the data, the device, the round number, and random streams
 keyed by these.
 """
@@ -84,7 +84,7 @@ class Problem:
         return torch.tensor(np.stack([client.counts for client in self.clients]), device=device)
 
     def uploaded_classes(self, device: torch.device) -> Tensor:
-        """(K, C) bool: the classes with at least `min_class_samples` samples, whose prototypes a client uploads."""
+        """(K, C) bool: client k uploads its prototype of class c, i.e. has at least `min_class_samples` samples."""
         minimum = self.config.params.min_class_samples
         uploaded = self.counts(device) >= minimum
         if not uploaded.any():
@@ -205,7 +205,7 @@ class Client(Stateful, ABC):
             check_finite(f"client {self.k}, round {t}: loss term {term}", value, "lower --lr")
 
     def uploaded_classes(self) -> Tensor:
-        """(C,) bool: the classes whose prototypes this client uploads, see `Problem.uploaded_classes`."""
+        """(C,) bool: this client uploads its prototype of class c, see `Problem.uploaded_classes`."""
         return torch.tensor(self.spec.counts >= self.params.min_class_samples, device=self.device)
 
     @torch.no_grad()
@@ -295,7 +295,7 @@ class Method:
         return NOTHING
 
     def replies_differ(self, t: int, phase: int) -> bool:
-        """Whether each client gets a reply of its own (scatter) instead of the same one (broadcast).
+        """Whether each client gets an individual reply (scatter) instead of the same one (broadcast).
 
         Scattered tensors need names that no broadcast uses, because an inbox holds both.
         """

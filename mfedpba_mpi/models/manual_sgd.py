@@ -188,7 +188,7 @@ class FoldPass(Pass):
 
 
 class ParallelPass(Pass):
-    """Parallel branches on the extractor's input, whose gradient is never needed."""
+    """Parallel branches on the extractor's input; the input gradient is never needed."""
 
     def __init__(self, branches: Parallel):
         self.branches = [SequentialPass(branch) for branch in branches]  # type: ignore[arg-type]
