@@ -1,11 +1,11 @@
-"""Data of your own: scikit-learn's 1797 handwritten digits, seen through three modalities.
+"""Example of a new dataset: scikit-learn's 1797 handwritten digits, split into three modalities.
 
 mfedpba-mpi --plugin examples/own_dataset.py --dataset digits --rounds 15 --lr 0.02 --families DNN
 
-The first run stores them as data/digits.h5. `python examples/own_dataset.py` makes two runs from Python.
+The first run stores the dataset as data/digits.h5. `python examples/own_dataset.py` starts two runs from Python.
 
-For a file that is there already (.mat, .npz, .h5, tables) `mfedpba-mpi data import custom --name NAME --from FILE` does
-the same.
+An existing file (.mat, .npz, .h5, tables) can be imported without a plugin:
+`mfedpba-mpi data import custom --name NAME --from FILE`.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ DIGITS = Dataset(
 
 
 def load() -> tuple[np.ndarray, list[np.ndarray]]:
-    """The digits, and of each image its upper half, its lower half, and the ink in each column."""
+    """Return the labels and three modalities: upper half, lower half, and column sums of each image."""
     digits = load_digits()
     images = digits.images
     return digits.target, [images[:, :4].reshape(-1, 32), images[:, 4:].reshape(-1, 32), images.sum(axis=1)]

@@ -1,10 +1,10 @@
-"""A family of extractors of your own: layers that gate themselves. Any module (B, width) -> (B, d) will do.
+"""Example of a new extractor family with gated layers; any module (B, width) -> (B, d) is possible.
 
-Modalities that are stored sparse come as `SparseRows`.
+The input of a sparse modality is a `SparseRows` object.
 
 mfedpba-mpi --plugin examples/own_extractor.py --dataset mfeat --families Gated --rounds 20 --out runs/gated
 
-`python examples/own_extractor.py`, with the same options, does the same.
+`python examples/own_extractor.py` with the same options (without --plugin) is equivalent.
 """
 
 from itertools import pairwise
@@ -19,7 +19,7 @@ from mfedpba_mpi.models.inputs import SparseRows
 
 
 class Gate(nn.Module):
-    """x -> (A x) sigmoid(B x)."""
+    """Gated layer x -> (A x) sigmoid(B x)."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -32,12 +32,12 @@ class Gate(nn.Module):
 
 
 def gated(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
-    """Gates as wide as was drawn (2 to 5 of them, 32 to 256 wide), then Linear d."""
+    """Build 2 to 5 gated layers with the sampled widths of 32 to 256, then Linear d."""
     widths = (modality.width, *architecture.widths)
     return nn.Sequential(*(Gate(a, b) for a, b in pairwise(widths)), nn.Linear(widths[-1], d))
 
 
-register_extractor("Gated", "ILAT", gated)  # for modalities of all types: image, language, audio, time series
+register_extractor("Gated", "ILAT", gated)  # modality types: image, language, audio, time series
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,8 @@
-"""A method of your own: clients share their classifiers, and the server moves the global one towards their mean.
+"""Example of a new method: clients upload classifiers, and the server moves the global one towards their mean.
 
 mfedpba-mpi --plugin examples/own_method.py --dataset mfeat --method headavg --rounds 20 --set headavg.weighted=true
 
-`python examples/own_method.py`, with the same options, does the same.
+`python examples/own_method.py` with the same options (without --plugin) is equivalent.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ from mfedpba_mpi.comm.layout import Message
 
 @dataclass(frozen=True)
 class HeadAvg(Parameters):
-    """Clients share nothing but their classifiers; the global one moves towards the mean, with momentum."""
+    """Only classifiers are averaged; the global classifier moves towards the mean with momentum."""
 
     label = "HeadAvg"
 
-    weighted: bool = option(False, "weight clients by their training samples")
+    weighted: bool = option(False, "weight clients by their number of training samples")
     momentum: float = option(0.5, "momentum of the server's steps towards the mean", low=0, high=1)
 
 
 class HeadAvgServer(HeadServer):
     """v <- momentum v + (sum_k w_k h_k - h), h <- h + v, over the round's participants."""
 
-    persistent = ("head", "velocity")  # what later rounds depend on: saved in checkpoints, restored on resume
+    persistent = ("head", "velocity")  # state: saved in checkpoints, restored on resume
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -46,7 +46,7 @@ class HeadAvgServer(HeadServer):
 
 
 class HeadAvgMethod(HeadMethod):
-    """A classifier up, one down; the client is the usual one, with cross-entropy."""
+    """Upload and reply are one classifier each; the client is `HeadClient`, with cross-entropy."""
 
     server_class = HeadAvgServer
 

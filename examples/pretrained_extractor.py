@@ -1,11 +1,11 @@
-"""A pre-trained network as extractor: its trunk is frozen, a new last layer is trained.
+"""Example of a pre-trained extractor: a frozen trunk and a new trainable last layer.
 
 python examples/pretrained_extractor.py
 
-Here the network is a small encoder of half images, trained on 600 of scikit-learn's digits that no client has. Yours
-may be any `nn.Module` (B, width) -> (B, d), frozen where you like: training leaves alone what `requires_grad_(False)`
-says, as in plain PyTorch. So BatchNorm in a frozen trunk still updates its running statistics, unless the module's
-`train` keeps it in evaluation mode.
+The network is a small encoder of half images, pre-trained on 600 of scikit-learn's digits that no client has. An
+extractor can be any `nn.Module` (B, width) -> (B, d). As in plain PyTorch, parameters with `requires_grad_(False)` are
+not trained, but BatchNorm in a frozen trunk still updates its running statistics, unless the module's `train` method
+keeps it in evaluation mode.
 """
 
 from pathlib import Path
@@ -23,31 +23,31 @@ STORE, WEIGHTS = Path("data/halves.h5"), Path("data/encoder.pt")
 
 
 def make_trunk() -> nn.Module:
-    """(B, 32) -> (B, 64)."""
+    """Create the trunk, (B, 32) -> (B, 64)."""
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
 
 
 def pretrain(rows: np.ndarray, classes: np.ndarray) -> None:
-    """Train a trunk to tell the classes of the rows apart, and save it."""
+    """Train a trunk to classify the rows, and save it."""
     torch.manual_seed(0)
     x, y = torch.tensor(standardise(rows, len(rows)), dtype=torch.float32), torch.tensor(classes)
     network = nn.Sequential(make_trunk(), nn.Linear(64, 10))
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in range(100):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(x), y).backward()
-        optimiser.step()
+        optimizer.step()
     torch.save(network[0].state_dict(), WEIGHTS)
 
 
 def pretrained(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
-    """The saved trunk, frozen, and a new Linear layer."""
+    """Build an extractor from the saved trunk, frozen, and a new Linear layer."""
     trunk = make_trunk()
     trunk.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     return nn.Sequential(trunk.requires_grad_(False), nn.Linear(64, d))
 
 
-register_extractor("Pretrained", "I", pretrained)  # for modalities of type image; drawn where `families` names it
+register_extractor("Pretrained", "I", pretrained)  # for image modalities; used if `families` lists it
 
 if __name__ == "__main__":
     digits = load_digits()

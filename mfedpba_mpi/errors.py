@@ -1,37 +1,37 @@
-"""The ways a run ends, and the exit codes that tell them apart."""
+"""Run statuses, exceptions that end a run, and their exit codes."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-PROGRAM = "mfedpba-mpi"  # as it is called, and before every last word of it
-# The status of a run; one that waits has no log that says so.
+PROGRAM = "mfedpba-mpi"  # command name, and prefix of final error messages
+# Status of a run; WAITING is never stored in a log.
 WAITING, RUNNING, COMPLETE, INTERRUPTED, FAILED = "waiting", "running", "complete", "interrupted", "failed"
 
 
 class SyntheticDataWarning(UserWarning):
-    """A run from Python uses synthetic data in the place of real data that are not there."""
+    """A run started from Python uses synthetic data because the real data are missing."""
 
 
 class UserError(Exception):
-    """Something the user can put right; the message names the thing, the value and the fix."""
+    """An error that the user can fix; the message names the setting or file, the value and the fix."""
 
     exit_code = 2
 
 
 class RunError(Exception):
-    """The simulation itself cannot go on, for example after a non-finite loss."""
+    """The simulation cannot continue, for example after a non-finite loss."""
 
     exit_code = 1
 
 
 class RankLost(RunError):
-    """Another rank has died, and the MPI at hand lets this one live to see it."""
+    """Another rank died, and the MPI library let this rank survive to detect it."""
 
 
 class RankFailed(Exception):
-    """Another rank cannot go on; it has said why on the screen, and says it here for the log."""
+    """Another rank failed; it printed the reason itself, and `reason` repeats it for the log."""
 
     def __init__(self, reason: str, exit_code: int):
         super().__init__(reason)
@@ -39,9 +39,9 @@ class RankFailed(Exception):
 
 
 class Ended(RunError):
-    """All ranks have agreed to end before the last round; no rank waits for another.
+    """All ranks agreed to end before the last round; no rank is left waiting.
 
-    `status` is INTERRUPTED (exit code 75: resume and it goes on) or FAILED. Only rank 0 knows the reason.
+    `status` is INTERRUPTED (exit code 75: the run can be resumed) or FAILED. Only rank 0 has the reason.
     """
 
     def __init__(self, status: str, reason: str, exit_code: int):
@@ -50,20 +50,20 @@ class Ended(RunError):
 
 
 class EndedByObserver(Ended):
-    """An observer has ended the run in good order, which is no failure (exit code 0); it can be resumed."""
+    """An observer ended the run; this is not a failure (exit code 0), and the run can be resumed."""
 
 
 def check_finite(what: str, value: Any, fix: str) -> None:
-    """Raise a RunError where a number, or a tensor, is not finite."""
+    """Raise a RunError if a number, or any element of a tensor, is not finite."""
     number = isinstance(value, float)
     if not (math.isfinite(value) if number else value.isfinite().all()):
         raise RunError(f"{what} is not finite{f' ({value})' if number else ''}; {fix}")
 
 
 def describe_error(error: BaseException) -> str:
-    """One line: where (innermost first on the error, outermost first here), what."""
+    """Format an error in one line: its notes (the location, outermost first), then the message."""
     if isinstance(error, (RankFailed, RunError)):
-        return str(error)  # says where itself
+        return str(error)  # the message includes the location
     where = ", ".join(reversed(getattr(error, "__notes__", [])))
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return f"{where + ': ' if where else ''}{kind}{error}"

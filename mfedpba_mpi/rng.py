@@ -1,8 +1,8 @@
-"""Random streams keyed by what they are for, never by who draws them.
+"""Random streams keyed by purpose.
 
-Every random number of a run comes from a stream named by ``(seed, purpose, *key)``, for example
-``(seed, "shuffle", client, round)``. So the numbers do not depend on the number of ranks, on the placement of clients,
-or on what was drawn before.
+Every random number of a run comes from a stream identified by ``(seed, purpose, *key)``, for example
+``(seed, "shuffle", client, round)``. The numbers therefore do not depend on the number of ranks, the placement of
+clients, or earlier draws.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ def _entropy(seed: int, purpose: str, key: tuple[int, ...]) -> list[int]:
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """The NumPy generator of the stream ``(seed, purpose, *key)``."""
+    """Return the NumPy generator of the stream ``(seed, purpose, *key)``."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(_entropy(seed, purpose, key))))
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """A 63-bit seed for a torch generator of the same stream."""
+    """Return a 63-bit seed for a torch generator of the same stream."""
     state = np.random.SeedSequence(_entropy(seed, purpose, key)).generate_state(1, np.uint64)
     return int(state[0]) >> 1
 
 
 def seed_generators(seed: int, purpose: str, *key: int) -> None:
-    """Start the global generators, torch's, NumPy's and Python's, at the stream (seed, purpose, *key).
+    """Seed the global generators of torch, NumPy and Python from the stream ``(seed, purpose, *key)``.
 
-    So a module that draws by itself, such as `nn.Dropout`, gives the same numbers on any number of ranks and after a
-    resume. It is called for every client and round, so it takes no copies (see `generators_restored`).
+    Modules that use a global generator, such as `nn.Dropout`, then give the same numbers on any number of ranks and
+    after a resume. This is called for every client and round, so it does not save the previous state (see
+    `generators_restored`).
     """
     import torch
 
-    start = torch_seed(seed, purpose, *key)
-    torch.default_generator.manual_seed(start)  # torch.manual_seed takes 90 times as long where there is no GPU
+    stream_seed = torch_seed(seed, purpose, *key)
+    torch.default_generator.manual_seed(stream_seed)  # torch.manual_seed takes 90 times as long without a GPU
     if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(start)
-    np.random.seed(start % 2**32)  # noqa: NPY002
-    random.seed(start)
+        torch.cuda.manual_seed(stream_seed)
+    np.random.seed(stream_seed % 2**32)  # noqa: NPY002
+    random.seed(stream_seed)
 
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Leave the global generators as they were found."""
+    """Restore the state of the global generators on exit."""
     import torch
 
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -64,7 +65,7 @@ def generators_restored() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, purpose: str, *key: int) -> Iterator[None]:
-    """Everything drawn inside from a global generator comes from one stream; they are left as they were found."""
+    """Seed the global generators from one stream inside the block, and restore them on exit."""
     with generators_restored():
         seed_generators(seed, purpose, *key)
         yield

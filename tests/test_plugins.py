@@ -210,7 +210,7 @@ def test_a_neighbour_that_has_changed_changes_the_digest(plugin, forgotten):
         ("x = 1\ny = = 2\n", r"own.py, line 2: SyntaxError: invalid syntax$"),
         ("x = 1\n\nint('a\\nb')\n", r"own.py, line 3: ValueError: .*'a\\nb'$"),
         ("import nothing_of_this_name\n", r"own.py, line 1: ModuleNotFoundError: No module named 'nothing_of"),
-        (METHOD.replace("Mine", "Local"), r"own.py, line 12: ValueError: local comes with the program"),
+        (METHOD.replace("Mine", "Local"), r"own.py, line 12: ValueError: method local is built in"),
     ],
 )
 def test_an_error_in_a_plugin_is_a_line_with_its_place(plugin, text, words):

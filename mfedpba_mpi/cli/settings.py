@@ -14,7 +14,7 @@ from mfedpba_mpi.config.presets import default_of
 from mfedpba_mpi.config.run_config import RunConfig, make_config, read_toml
 from mfedpba_mpi.engine.launch import FaultTolerance
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import METHODS, MFedPBA
+from mfedpba_mpi.methods.params import METHODS, MFedPBAParameters
 from mfedpba_mpi.plugins import load_defaults
 
 Function = Callable[..., Any]
@@ -80,7 +80,7 @@ def run_settings(function: Function) -> Function:
     for decorate in reversed(
         (
             _settings(RunConfig),
-            _settings(MFedPBA, flags=True),
+            _settings(MFedPBAParameters, flags=True),
             click.option(
                 "--set", "assignments", multiple=True, metavar="METHOD.NAME=VALUE", cls=Setting,
                 heading="Other methods",

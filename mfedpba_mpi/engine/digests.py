@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from mfedpba_mpi.methods.base import Client
-from mfedpba_mpi.methods.state import FORMS
+from mfedpba_mpi.methods.state import STRUCTURE_SUFFIXES
 
 
 def sha256(tensors: Mapping[str, Tensor]) -> bytes:
     """The digest of a state dictionary: names (without the leading attribute), types, shapes and values."""
     digest = hashlib.sha256()
     for path, tensor in tensors.items():
-        if path.endswith(FORMS):
+        if path.endswith(STRUCTURE_SUFFIXES):
             continue
         name = path.partition(".")[2] or path
         array = tensor.detach().cpu().contiguous().numpy()

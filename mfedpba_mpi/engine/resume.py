@@ -178,4 +178,4 @@ def extended(config: RunConfig, rounds: int) -> RunConfig:
         raise UserError(f"rounds: the run has {has} and cannot be resumed with fewer ({rounds})")
     if rounds == config.rounds:
         return config
-    return dataclasses.replace(config, rounds=rounds, params=config.params.settled(config.rounds))
+    return dataclasses.replace(config, rounds=rounds, params=config.params.resolve(config.rounds))

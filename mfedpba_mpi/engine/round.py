@@ -29,7 +29,7 @@ from mfedpba_mpi.engine.observers import End, Round
 from mfedpba_mpi.engine.signals import Interrupted, Stop
 from mfedpba_mpi.errors import RunError, UserError, check_finite
 from mfedpba_mpi.methods.base import Client, Method, Server
-from mfedpba_mpi.methods.state import Undeclared
+from mfedpba_mpi.methods.state import UndeclaredState
 from mfedpba_mpi.records.checkpoint import Saved, Snapshot
 from mfedpba_mpi.records.run_log import IN_FINAL
 from mfedpba_mpi.rng import generator, seed_generators
@@ -102,7 +102,7 @@ class Federation:
         if saved:
             self._restore(saved)
         self.snapshot: Snapshot | None = None
-        self._undeclared = Undeclared([*clients.values(), *([server] if server else [])])
+        self._undeclared = UndeclaredState([*clients.values(), *([server] if server else [])])
         self._watched_until = self.finished + WATCHED_ROUNDS
 
     @property
@@ -153,7 +153,7 @@ class Federation:
 
     def participants(self, t: int) -> list[int]:
         """The clients that take part in round `t`, ascending."""
-        K, drawn = self.method.problem.K, self.method.problem.drawn
+        K, drawn = self.method.problem.K, self.method.problem.clients_per_round
         if drawn == K:
             return list(range(K))
         return sorted(generator(self.config.seed, "participants", t).choice(K, drawn, replace=False).tolist())

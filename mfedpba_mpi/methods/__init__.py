@@ -1,1 +1,1 @@
-"""The methods: each is one module with a client, a server and the layout of what they exchange."""
+"""Federated learning methods: each module has a client, a server and the layouts of their messages."""

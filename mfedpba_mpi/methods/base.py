@@ -1,9 +1,9 @@
-"""The protocol of a method: a client, a server, and the layout of what they exchange.
+"""Base classes of a method: client, server, and the layouts of their messages.
 
-A round of a method has one or more phases. In each, every participating client makes an upload from what it was last
-sent, the server makes a reply from all uploads, and the reply goes to everyone (or one of its own to each client). A
-method knows nothing of ranks, files or clocks: it is handed its data, its device and the round's number, and draws its
-random numbers from streams keyed by those.
+A round has one or more phases. In each phase every participant computes an upload from the server's last messages, and
+the server computes a reply from all uploads. The reply is broadcast, or each client gets an individual reply. Methods
+are independent of ranks, files and clocks: they depend on the data, the device, the round number, and random streams
+keyed by these.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from mfedpba_mpi.models.inputs import modality_rows
 from mfedpba_mpi.models.manual_sgd import training_pass
 from mfedpba_mpi.rng import generator, seeded
 
-LEAST_FOR_BATCHNORM = 4  # see `Client.epoch`
-EVALUATION_ROWS = 512  # rows a clean pass takes at a time; fixed, since bits could depend on it
+MIN_BATCHNORM_BATCH = 4  # smallest last batch if the model has BatchNorm, see `Client.epoch`
+EVALUATION_ROWS = 512  # batch size in evaluation mode; fixed, because results could depend on it bit for bit
 
 
 @dataclass(frozen=True)
 class ClientSpec:
-    """What everybody may know of a client: its modalities, its networks' shapes, its training samples per class."""
+    """Public description of a client: modalities, architectures, training samples per class, number of test samples."""
 
     modalities: tuple[int, ...]
     architectures: tuple[Architecture, ...]
@@ -52,7 +52,7 @@ class ClientSpec:
 
 @dataclass(frozen=True)
 class Problem:
-    """The federation as every rank knows it."""
+    """The federation: configuration, dataset and client specifications; the same on all ranks."""
 
     config: RunConfig
     info: Dataset
@@ -75,29 +75,29 @@ class Problem:
         return self.config.feature_dim
 
     @property
-    def drawn(self) -> int:
-        """How many clients take part in a round."""
+    def clients_per_round(self) -> int:
+        """Number of participants of a round."""
         return max(1, round(self.config.participation * self.K))
 
     def counts(self, device: torch.device) -> Tensor:
-        """n_k,c (K, C), training samples of each client by class."""
+        """n_k,c (K, C): number of training samples of each client and class."""
         return torch.tensor(np.stack([client.counts for client in self.clients]), device=device)
 
-    def shared(self, device: torch.device) -> Tensor:
-        """(K, C) bool: whose prototypes of a class are sent, by the method's `min_class_samples`; for the server."""
-        least = self.config.params.min_class_samples
-        shared = self.counts(device) >= least
-        if not shared.any():
-            raise UserError(f"min-class-samples: no client has {least} training samples of a class; use less")
-        return shared
+    def uploaded_classes(self, device: torch.device) -> Tensor:
+        """(K, C) bool: client k uploads its prototype of class c, i.e. has at least `min_class_samples` samples."""
+        minimum = self.config.params.min_class_samples
+        uploaded = self.counts(device) >= minimum
+        if not uploaded.any():
+            raise UserError(f"min-class-samples: no client has {minimum} training samples of any class; use less")
+        return uploaded
 
 
 class Client(Stateful, ABC):
-    """A client's data, network and local training; a method adds its loss and its messages.
+    """A client's data, network and local training; subclasses add the loss and the messages of a method.
 
-    What a method trains besides extractors and classifier it adds to `model`. Anything else that later rounds depend on
-    is an attribute that it lists in `persistent`, see `state`.
-    `terms` name what its loss is made of, in the order of `Loss.means`; they are logged as /rounds/loss_<term>.
+    A subclass adds further trainable modules to `model`, and lists other attributes that later rounds depend on in
+    `persistent`, see `state`. `terms` are the names of its loss terms in the order of `Loss.means`; they are logged as
+    /rounds/loss_<term>.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("ce",)
@@ -122,61 +122,65 @@ class Client(Stateful, ABC):
         train, test = np.arange(data.n_train), np.arange(data.n_train, len(labels))
         self.train_rows, self.train_labels = [x.take(train) for x in rows], labels[: data.n_train]
         self.test_rows, self.test_labels = [x.take(test) for x in rows], labels[data.n_train :]
-        self.predicted: Tensor | None = None  # (predictors, items, test rows), classes in the last evaluated round
+        self.predicted: Tensor | None = None  # (predictors, items, test rows), from the last evaluation
         self.losses: dict[str, float] = {}
         self.gradient_norm2 = math.nan
 
     def begin(self, inbox: Message) -> None:
-        """Take up the server's first message, before round 1."""
+        """Process the server's first message, before round 1."""
 
     @abstractmethod
     def update(self, t: int, phase: int, inbox: Message) -> Message:
-        """Train (or prepare) in round `t`; return what is uploaded.
+        """Do the client's part of a phase of round `t`, usually training, and return the upload.
 
-        `inbox` has what the server last sent, by name, from all phases; it is empty before the first message.
+        `inbox` holds the tensors last received from the server, by name, from all phases; it is empty before the first
+        message.
         """
 
     def predict(self, t: int, Z: Tensor, inbox: Message) -> Sequence[Tensor]:
-        """Classes (items, b) of the features Z (|M_k|, b, d), by each of the method's `predictors`."""
+        """Predict classes (items, b) from features Z (|M_k|, b, d), for each of the method's `predictors`."""
         return [self.model.logits(Z).argmax(-1)]
 
     def evaluate(self, t: int, inbox: Message) -> list[int]:
-        """[items tested, correct ones by each of the method's `predictors`] of the test rows; keeps `predicted`."""
+        """Evaluate on the test rows: [number of items, number correct for each of the method's `predictors`].
+
+        The predictions are stored in `predicted`.
+        """
         predicted = self.predict_rows(t, self.test_rows, inbox)
         self.predicted = predicted.to(torch.uint8 if self.problem.C <= 256 else torch.int32)
         return [predicted[0].numel(), *(predicted == self.test_labels).flatten(1).sum(1).tolist()]
 
     def predict_rows(self, t: int, xs: Sequence[ModalityRows], inbox: Message) -> Tensor:
-        """Classes (predictors, items, n) of n rows."""
+        """Predict classes (predictors, items, n) of n rows."""
         parts = [torch.stack(tuple(self.predict(t, Z, inbox))) for _, Z in self.clean_pass(xs, len(xs[0]))]
         return torch.cat(parts, -1)
 
     def rates(self) -> tuple[float, Sequence[tuple[Sequence[nn.Parameter], float]]]:
-        """The learning rate of the extractors, and groups of the other parameters that are trained, with theirs."""
+        """Return the extractors' learning rate, and groups (parameters, learning rate) of the other trainable ones."""
         named = self.model.named_parameters()
         others = [p for name, p in named if p.requires_grad and not name.startswith("extractors.")]
         return self.config.lr, [(others, self.config.lr)]
 
     def epoch(self, t: int, number: int) -> Epoch:
-        """The `number`-th epoch of round `t`: freshly shuffled, the last batch may be short.
+        """Shuffle and split the training rows for the `number`-th epoch of round `t`; the last batch may be short.
 
-        A last batch of fewer than four samples is left out where there is BatchNorm: the variance of two or three
-        values is now and then almost 0, and each layer multiplies the gradient by its inverse root.
+        If the model has BatchNorm, a last batch of fewer than four samples is dropped: the variance of two or three
+        values is sometimes almost 0, and each layer multiplies the gradient by its inverse square root.
         """
         n, size = len(self.train_labels), self.config.batch_size
         order = generator(self.config.seed, "shuffle", self.k, t, number).permutation(n)
         cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
-        if self.model.has_batchnorm and n - cuts[-1][0] < min(LEAST_FOR_BATCHNORM, size) and len(cuts) > 1:
+        if self.model.has_batchnorm and n - cuts[-1][0] < min(MIN_BATCHNORM_BATCH, size) and len(cuts) > 1:
             cuts.pop()
         index = torch.from_numpy(order).to(self.device)
         return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts)
 
     @torch.no_grad()
     def train(self, t: int, make_loss: Callable[[Epoch], Loss]) -> None:
-        """E epochs of plain SGD on the loss that `make_loss` prepares for each.
+        """Train for E epochs of plain SGD; `make_loss` creates the loss of each epoch.
 
-        The means of its `terms` over the batches end up in `self.losses`, and that of ||g||^2 in `self.gradient_norm2`
-        where gradients are tracked.
+        Stores the loss terms averaged over batches in `self.losses`, and the mean of ||g||^2 in `self.gradient_norm2`
+        if gradients are tracked.
         """
         lr, passes = self.rates()[0], [training_pass(extractor) for extractor in self.model.extractors]
         means = torch.zeros(len(self.terms), device=self.device)
@@ -185,27 +189,28 @@ class Client(Stateful, ABC):
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
-            by_hand = loss.by_hand and all(one.by_hand for one in passes)
-            with torch.inference_mode() if by_hand else torch.no_grad():  # the first is a tenth faster
+            uses_autograd = loss.uses_autograd or any(extractor.uses_autograd for extractor in passes)
+            # inference mode is a tenth faster
+            with torch.no_grad() if uses_autograd else torch.inference_mode():
                 for batch, rows, xs in gradients.watch(epoch.batches()) if gradients else epoch.batches():
-                    Z = torch.stack([one.forward(x) for one, x in zip(passes, xs, strict=True)])
+                    Z = torch.stack([extractor.forward(x) for extractor, x in zip(passes, xs, strict=True)])
                     gZ = loss.step(batch, rows, Z)
-                    for one, g in zip(passes, gZ, strict=True):
-                        if one.learns:
-                            one.backward(g, lr, False)
+                    for extractor, g in zip(passes, gZ, strict=True):
+                        if extractor.trainable:
+                            extractor.backward(g, lr, needs_input_grad=False)
                 means += loss.means() / self.config.epochs
         self.losses = dict(zip(self.terms, means.tolist(), strict=True))
         self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
             check_finite(f"client {self.k}, round {t}: loss term {term}", value, "lower --lr")
 
-    def shares(self) -> Tensor:
-        """(C,) bool: of which classes this client sends prototypes, see `Problem.shared`."""
+    def uploaded_classes(self) -> Tensor:
+        """(C,) bool: this client uploads its prototype of class c, see `Problem.uploaded_classes`."""
         return torch.tensor(self.spec.counts >= self.params.min_class_samples, device=self.device)
 
     @torch.no_grad()
     def clean_pass(self, xs: Sequence[ModalityRows], n: int) -> Iterator[tuple[slice, Tensor]]:
-        """(rows, Z (|M_k|, b, d)) in evaluation mode, piece by piece."""
+        """Yield (rows, Z (|M_k|, b, d)) of the first n rows in evaluation mode, in batches."""
         self.model.eval()
         for start in range(0, n, EVALUATION_ROWS):
             stop = min(start + EVALUATION_ROWS, n)
@@ -213,7 +218,7 @@ class Client(Stateful, ABC):
 
     @torch.no_grad()
     def prototypes(self) -> dict[str, Tensor]:
-        """E_k (|M_k|, C, d) and I_k (C, C), means over the training rows; rows of absent classes mean nothing."""
+        """Compute E_k (|M_k|, C, d) and I_k (C, C), class means over the training rows; 0 for absent classes."""
         C = self.problem.C
         E = torch.zeros(len(self.spec.modalities), C, self.problem.d, device=self.device)
         logit_sum = torch.zeros(C, C, device=self.device)
@@ -226,36 +231,39 @@ class Client(Stateful, ABC):
 
 
 class Server(Stateful, ABC):
-    """The server's side of a method; attributes that later rounds depend on are listed in `persistent`, see `state`."""
+    """Server of a method; a subclass lists attributes that later rounds depend on in `persistent`, see `state`."""
 
     transient: ClassVar[tuple[str, ...]] = ("problem", "device", "params", "record", "warnings")
 
     def __init__(self, problem: Problem, device: torch.device):
         self.problem, self.device = problem, device
         self.params: Any = problem.config.params
-        self.record: dict[str, Any] = {}  # of the last step: name in /rounds -> number or vector
-        self.warnings: list[str] = []  # to be shown and forgotten
+        self.record: dict[str, Any] = {}  # log of the last step: name in /rounds -> number or vector
+        self.warnings: list[str] = []  # shown after the step, then cleared
 
     def first_message(self) -> Message:
-        """What every client is sent before round 1, laid out as `Method.first` says."""
+        """Return the broadcast before round 1, in the layout `Method.first`."""
         return {}
 
     @abstractmethod
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message | Mapping[int, Message]:
-        """The reply to this phase's uploads (by client, ascending): one for all, or one for each client."""
+        """Compute the reply to the uploads of a phase: one broadcast, or one reply per client.
+
+        `uploads` is ordered by ascending client number.
+        """
 
     def final(self) -> Mapping[str, Tensor]:
-        """What of the state is shown in the log's /final, by its name there."""
+        """Return the tensors to store in the log's /final, by name."""
         return {}
 
 
 class Method:
-    """A method for one problem: names its client and its server, and says how their messages are laid out."""
+    """A method for one problem: its client class, its server class and the layouts of their messages."""
 
     client_class: ClassVar[type[Client]]
-    server_class: ClassVar[type[Server] | None] = None  # None: there is nothing to do for one
+    server_class: ClassVar[type[Server] | None] = None  # None: the method has no server
     phases: ClassVar[int] = 1
-    predicts_from_reply: ClassVar[bool] = False  # whether evaluating round t needs the reply of round t
+    predicts_from_reply: ClassVar[bool] = False  # whether evaluation in round t needs the reply of round t
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -263,19 +271,19 @@ class Method:
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """Ways to predict, the method's own first; several are logged as /rounds/accuracy_<predictor>."""
+        """Names of the predictors, the default one first; several are logged as /rounds/accuracy_<predictor>."""
         return ("classifier",)
 
     def client(self, k: int, data: ClientData, device: torch.device) -> Client:
-        """Client k."""
+        """Create client k."""
         return self.client_class(k, self.problem, data, device)
 
     def server(self, device: torch.device) -> Server | None:
-        """The server, if there is one."""
+        """Create the server, if the method has one."""
         return self.server_class(self.problem, device) if self.server_class else None
 
     def first(self) -> Layout:
-        """Layout of what the server sends to all before round 1."""
+        """Layout of the broadcast before round 1."""
         return NOTHING
 
     def upload(self, t: int, phase: int, k: int) -> Layout:
@@ -287,8 +295,8 @@ class Method:
         return NOTHING
 
     def replies_differ(self, t: int, phase: int) -> bool:
-        """Whether each client gets a reply of its own (a scatter) instead of the same (a broadcast).
+        """Whether each client gets an individual reply (scatter) instead of the same one (broadcast).
 
-        What is scattered needs names that nothing broadcast has: an inbox holds both.
+        Scattered tensors need names that no broadcast uses, because an inbox holds both.
         """
         return False

@@ -1,4 +1,4 @@
-"""Clusters of clients, for the methods that treat like ones alike."""
+"""K-means clustering of clients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from scipy.spatial.distance import cdist
 
 
 def kmeans(X: np.ndarray, G: int, rng: np.random.Generator, restarts: int = 10) -> np.ndarray:
-    """Labels (n,) of the points X (n, M): the best of some runs of Lloyd's algorithm from k-means++ starts.
+    """Cluster the points X (n, M) by Lloyd's algorithm from k-means++ starts; the best of `restarts` runs.
 
-    Labels count from 0 without gaps. There are fewer than G clusters where there are fewer distinct points, or where
-    one loses all of its points.
+    Returns
+    -------
+    labels (n,), consecutive from 0. There are fewer than G clusters if there are fewer distinct points, or if a cluster
+    loses all of its points.
     """
-    least, best = math.inf, np.zeros(len(X), np.int64)
+    lowest, best = math.inf, np.zeros(len(X), np.int64)
     for _ in range(restarts):
         centres = X[[rng.integers(len(X))]]
         while len(centres) < G and (gap := cdist(X, centres, "sqeuclidean").min(axis=1)).any():
@@ -26,7 +28,7 @@ def kmeans(X: np.ndarray, G: int, rng: np.random.Generator, restarts: int = 10) 
             if np.array_equal(moved, centres):
                 break
             centres = moved
-        scatter = cdist(X, centres, "sqeuclidean").min(axis=1).sum()
-        if scatter < least:
-            least, best = scatter, labels
+        inertia = cdist(X, centres, "sqeuclidean").min(axis=1).sum()
+        if inertia < lowest:
+            lowest, best = inertia, labels
     return np.unique(best, return_inverse=True)[1]

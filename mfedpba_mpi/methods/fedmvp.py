@@ -1,8 +1,8 @@
-"""FedMVP (Che et al., ECML-PKDD 2024): completed tokens, contrast, and classifiers averaged by their likeness.
+"""FedMVP (Che et al., ECML-PKDD 2024): completion tokens, contrast, and aggregation weighted by similarity (CKA).
 
-Up goes the classifier h_k, down comes h_G, from which every client starts its round.
+Clients upload their classifiers h_k. The server broadcasts h_G, from which every client starts its round.
 
-* forward, for a sample i with features z^m_i, m in M_k, and ztilde_i their sum (gradient stopped):
+* forward, for a sample i with features z^m_i, m in M_k, and ztilde_i their sum (without gradient):
 
       r_i  = ||ztilde_i|| / |M_k| normalize(sum_c pi_{i,c} a_c)   pi_i = softmax(h_G(ztilde_i)), a_c = normalize(W_G[c])
       s_i  = sum of the tokens                                    tokens z^m_i, and r_i if M_k lacks a modality
@@ -18,19 +18,19 @@ Up goes the classifier h_k, down comes h_G, from which every client starts its r
 
 Adaptations:
 
-* a class bank (the rows a_c of the frozen h_G) takes the place of frozen generative models; it needs no label, so that
-  completion is the same in training and at test time. One r stands for all missing modalities. The bank has every class
-  of h_G, like cross-entropy; what a client has not seen reaches it that way;
-* a residual MLP on the sum of the tokens takes the place of the joint transformer. P1, P2 and A have biases, as
-  published, and stay with the client;
-* z^m is constant in L_RAM, so that the joint feature follows the better modality and not the other way round;
-* Gaussian probes, the same in all rounds, take the place of generated data;
-* fusion ``separate``: an item (i, m) is a sample whose only modality is m. Its tokens are z^m_i and, if M_k lacks a
-  modality, r_i of ztilde_i = z^m_i with 1 for |M_k|; P1, P2, A and h_k serve all items. The loss is the mean over m in
-  M_k of L on the items of modality m: contrast and bracket never mix modalities. Prediction is by item, too.
+* a class bank (the rows a_c of the frozen h_G) replaces the frozen generative models. It needs no labels, so completion
+  is the same in training and in evaluation. One token r represents all missing modalities. Like cross-entropy, the bank
+  covers every class of h_G, and so transfers knowledge of classes that a client does not have;
+* a residual MLP on the sum of the tokens replaces the joint transformer. P1, P2 and A have biases, as published, and
+  are not communicated;
+* z^m has no gradient in L_RAM, so that the joint feature follows the better modality and not vice versa;
+* Gaussian probes, the same in all rounds, replace generated data;
+* with fusion ``separate`` an item (i, m) is a sample with the single modality m. Its tokens are z^m_i and, if M_k lacks
+  a modality, r_i of ztilde_i = z^m_i with 1 instead of |M_k|; all items share P1, P2, A and h_k. The loss is the mean
+  over m in M_k of L on the items of modality m: contrast and bracket never mix modalities. Prediction is per item.
 
-Published defects not copied: ||.||_F has no gradient at 0 (here sqrt(. + 1e-12)); L_RAM was divided by the configured
-batch size, not by B; the server's part did not run.
+Defects of the published code that are not copied: ||.||_F has no gradient at 0 (here sqrt(. + 1e-12)); L_RAM is divided
+by the configured batch size instead of B; the server part does not run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import check_finite
 from mfedpba_mpi.methods.base import Problem
 from mfedpba_mpi.methods.heads import HeadClient, HeadMethod, HeadServer, average_heads
-from mfedpba_mpi.methods.params import FedMVP as Params
+from mfedpba_mpi.methods.params import FedMVPParameters
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import seeded, torch_seed
 
@@ -55,7 +55,7 @@ Completion = Callable[[Tensor], Tensor]
 
 
 class Joint(nn.Module):
-    """zJ = s + P2 relu(P1 s)."""
+    """Joint network zJ = s + P2 relu(P1 s)."""
 
     def __init__(self, d: int):
         super().__init__()
@@ -66,17 +66,17 @@ class Joint(nn.Module):
 
 
 class Forward(NamedTuple):
-    """A batch on its way to the classifier: items are samples, or pairs (modality, sample) for ``separate``."""
+    """Intermediate features of a batch; items are samples, or pairs (modality, sample) with ``separate``."""
 
     own: Tensor  # z (|M_k|, 1, b, d), or (1, |M_k|, b, d) for separate
-    tokens: Tensor  # (tokens, items, b, d): own, and r where there is one
+    tokens: Tensor  # (tokens, items, b, d): own, and r if the client completes
     zJ: Tensor  # (items, b, d)
 
 
 class FedMVPClient(HeadClient):
-    """A client that completes its tokens from the global class bank and joins them by a network of its own."""
+    """Client that adds a completion token from the global class bank and fuses tokens by its joint network."""
 
-    params: Params
+    params: FedMVPParameters
     terms = ("ce", "mcm", "ram")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
@@ -85,7 +85,7 @@ class FedMVPClient(HeadClient):
         with seeded(self.config.seed, "joint", k):
             self.joint, self.A = Joint(problem.d).to(device), nn.Linear(problem.d, problem.d).to(device)
         self.model.joint = self.joint
-        if self.params.alpha:  # only L_MCM trains A
+        if self.params.alpha:  # A is trained by L_MCM only
             self.model.A = self.A
 
     def predict(self, t: int, Z: Tensor, inbox: Message) -> Sequence[Tensor]:
@@ -93,10 +93,10 @@ class FedMVPClient(HeadClient):
 
     def _completion(self, h_G: Message) -> Completion | None:
         separate = self.model.fusion == "separate"
-        return completion(h_G, 1 if separate else len(self.spec.modalities)) if self.completes else None
+        return completion_function(h_G, 1 if separate else len(self.spec.modalities)) if self.completes else None
 
     def _forward(self, Z: Tensor, complete: Completion | None) -> Forward:
-        """From the features Z (|M_k|, b, d) to zJ."""
+        """Compute tokens and zJ from the features Z (|M_k|, b, d)."""
         tokens = own = Z[None] if self.model.fusion == "separate" else Z[:, None]
         if complete:
             tokens = torch.cat([own, complete(own.sum(0))[None]])
@@ -130,8 +130,8 @@ class FedMVPClient(HeadClient):
         return AutogradLoss(self, batch_loss)
 
 
-def completion(h_G: Message, modalities: int) -> Completion:
-    """The stand-in r = ||ztilde|| / modalities normalize(sum_c pi_c a_c) as a function of ztilde (..., d)."""
+def completion_function(h_G: Message, modalities: int) -> Completion:
+    """Return the function that maps ztilde (..., d) to r = ||ztilde|| / modalities normalize(sum_c pi_c a_c)."""
     W, b = h_G["W"], h_G["b"]
     a = F.normalize(W, dim=-1)
 
@@ -146,45 +146,47 @@ def completion(h_G: Message, modalities: int) -> Completion:
 def contrastive_term(A: nn.Linear, tau: float, size: int) -> Callable[[Tensor, Tensor], Tensor]:
     """L_MCM = sum over tokens, mean over the 2b anchors u of -log exp(u . u+ / tau) / sum_{v != u} exp(u . v / tau).
 
-    This is the cross-entropy of finding an anchor's partner u+ among the others. The anchors qJ_0, q_0, qJ_1, q_1, ...
-    take turns, so that partners do not depend on b.
+    This is the cross-entropy of identifying the positive u+ of each anchor. Anchors are interleaved, qJ_0, q_0, qJ_1,
+    q_1, ..., so that the index of the positive does not depend on b.
 
     Returns
     -------
-    A function of zJ (items, b, d) and tokens (tokens, items, b, d), b at most `size`; the mean over items.
+    A function of zJ (items, b, d) and tokens (tokens, items, b, d) with b <= `size`, averaged over items.
     """
     device = A.weight.device
-    partner = torch.arange(2 * size, device=device) ^ 1
-    others = torch.zeros(2 * size, 2 * size, device=device).fill_diagonal_(-torch.inf)
+    positive = torch.arange(2 * size, device=device) ^ 1
+    mask = torch.zeros(2 * size, 2 * size, device=device).fill_diagonal_(-torch.inf)
 
     def term(zJ: Tensor, tokens: Tensor) -> Tensor:
         n = 2 * tokens.shape[2]
         pairs = torch.stack([zJ.expand_as(tokens), tokens], 3).view(-1, n, tokens.shape[3])
         q = F.normalize(A(pairs), dim=-1)
-        alike = torch.baddbmm(others[:n, :n], q, q.mT, alpha=1 / tau)  # (tokens x items, 2b, 2b)
-        return len(tokens) * cross_entropy(alike, partner[:n])
+        similarity = torch.baddbmm(mask[:n, :n], q, q.mT, alpha=1 / tau)  # (tokens x items, 2b, 2b)
+        return len(tokens) * cross_entropy(similarity, positive[:n])
 
     return term
 
 
 def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
-    """-b CE of each batch (...) of logits (..., b, C), with one-hot targets (b, C)."""
+    """Log-likelihood, -b CE, of each batch (...) of logits (..., b, C) for one-hot targets (b, C)."""
     return (F.log_softmax(logits, -1) * targets).sum((-2, -1))
 
 
 def alignment_loss(zJ: Tensor, own: Tensor, better: Tensor) -> Tensor:
-    """L_RAM = 1/b sum_m better^m ||zJ - z^m||_F, the mean over items.
+    """L_RAM = 1/b sum_m better^m ||zJ - z^m||_F, averaged over items.
 
     Parameters
     ----------
-    zJ : (items, b, d), own (., items, b, d), and better (., items), where own predicts better than zJ.
+    zJ : (items, b, d) joint features.
+    own : (., items, b, d) features z^m.
+    better : (., items) bool, whether z^m predicts better than zJ.
     """
     distance = ((zJ - own).square().sum((-2, -1)) + 1e-12).sqrt()
     return (better * distance).sum() / (zJ.shape[0] * zJ.shape[1])
 
 
 def cka(H: Tensor) -> Tensor:
-    """CKA (K, K) of outputs H (K, Q, C): tr(G_k G_l) / (||G_k||_F ||G_l||_F), G = H H^T of normalised, centred H."""
+    """CKA (K, K) of outputs H (K, Q, C): tr(G_k G_l) / (||G_k||_F ||G_l||_F), G = H H^T with normalised, centred H."""
     H = F.normalize(H, dim=-1)
     H = H - H.mean(1, keepdim=True)
     G = F.normalize((H @ H.mT).flatten(1), dim=-1)
@@ -192,9 +194,9 @@ def cka(H: Tensor) -> Tensor:
 
 
 class FedMVPServer(HeadServer):
-    """Averages classifiers, those most like the others with the most weight; keeps no state over rounds."""
+    """Server that weights each classifier by its mean CKA similarity to the others; it has no state."""
 
-    params: Params
+    params: FedMVPParameters
 
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
@@ -210,7 +212,7 @@ class FedMVPServer(HeadServer):
 
 
 class FedMVPMethod(HeadMethod):
-    """A classifier up and one down, P_h floats each."""
+    """Upload and reply are one classifier each, P_h floats."""
 
     client_class = FedMVPClient
     server_class = FedMVPServer

@@ -1,30 +1,30 @@
-"""FedPall (Zhang et al., ICCV 2025): adversarial and contrastive alignment, a classifier trained on mixed features.
+"""FedPall (Zhang et al., ICCV 2025): adversarial and contrastive alignment, global classifier on mixed features.
 
-A round has two phases; z_i is what client k classifies (the sum of its features, or each of them for ``separate``).
+A round has two phases. z_i is the classifier's input: the sum of a sample's features, or each one with ``separate``.
 
 * A, client: h_k <- (1 - rho) h_k + rho h_G, then E epochs of L = L_ce + beta L_adv + mu L_nce, with
 
       L_adv = mean_i KL(u || softmax(D(z_i))),  u = 1/K
       L_nce = mean_i -log[ exp(cos(z_i, Pbar_{y_i}) / T) / sum_c exp(cos(z_i, Pbar_c) / T) ]
 
-  where D is frozen, c runs over the classes that Pbar has and i over their samples; round 1 has no Pbar and L_nce = 0.
-  Up go the class means p_{k,c} of z_i.
-* A, server: Pbar_c = sum_k n_{k,c} p_{k,c} / ||p_{k,c}|| / sum_k n_{k,c} goes down.
-* B, client: up go v_i = s_k * (g_k z_i + (1 - g_k) Pbar_{y_i}) and y_i; the share g_k ~ U(mix_low, 1) and the mask s_k
-  of floor(keep d) ones are drawn once a round.
-* B, server: r epochs of SGD with momentum on CE(h_G(v), y), then r on CE(D(v), k); h_G and D go down.
+  where D is frozen, c runs over the classes present in Pbar, and i over samples of these classes. Round 1 has no Pbar,
+  and L_nce = 0. Upload: class means p_{k,c} of z_i.
+* A, server: broadcast Pbar_c = sum_k n_{k,c} p_{k,c} / ||p_{k,c}|| / sum_k n_{k,c}.
+* B, client: upload v_i = s_k * (g_k z_i + (1 - g_k) Pbar_{y_i}) and y_i. The mixing weight g_k ~ U(mix_low, 1) and the
+  mask s_k of floor(keep d) ones are drawn once per round.
+* B, server: r epochs of SGD with momentum on CE(h_G(v), y), then r on CE(D(v), k); broadcast h_G and D.
 
-Clients predict with h_k as they trained it, before it is replaced. Adaptations to this setting:
+Clients predict with their trained h_k, before it is replaced. Adaptations to this setting:
 
-* features are mixed on the clients; the released simulator does the same arithmetic on the server, from raw features;
-* D is d -> 64 -> 64 -> K instead of 2048 -> 512 -> 512 -> K, and h is linear; D keeps its BatchNorm, and since clients
-  use it in evaluation mode its running statistics travel with it, as payload (4 x 64 floats);
-* an option uploads the mixed class means instead of all samples and weighs them by n_{k,c} in both server losses,
-  relative to the pool's mean, so that steps are as long as with samples;
-* for ``separate`` n_{k,c} counts items, not samples.
+* features are mixed on the clients; the released simulator computes the same on the server, from raw features;
+* D is d -> 64 -> 64 -> K instead of 2048 -> 512 -> 512 -> K, and h is linear. D keeps its BatchNorm; clients use it in
+  evaluation mode, so its running statistics (4 x 64 floats) are part of the payload;
+* an option uploads the mixed class means instead of all samples. Both server losses then weight them by n_{k,c},
+  divided by the mean over the pool, so that step sizes are the same as with samples;
+* with ``separate`` n_{k,c} counts items, not samples.
 
-Not copied from the published code: an InfoNCE with unnormalised prototypes in its denominator (it can fall below 0),
-prototypes stored without gaps (it breaks when a class is absent), features collected in training mode.
+Not copied from the published code: an InfoNCE with unnormalised prototypes in its denominator (it can become negative),
+prototypes stored without gaps (it fails if a class is absent), features collected in training mode.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.comm.layout import Layout, Message
 from mfedpba_mpi.errors import check_finite
-from mfedpba_mpi.methods.base import LEAST_FOR_BATCHNORM, ClientSpec, Method, Problem, Server
+from mfedpba_mpi.methods.base import MIN_BATCHNORM_BATCH, ClientSpec, Method, Problem, Server
 from mfedpba_mpi.methods.heads import HeadClient, draw_head, head_shapes
-from mfedpba_mpi.methods.params import FedPall as Params
+from mfedpba_mpi.methods.params import FedPallParameters
 from mfedpba_mpi.methods.training import AutogradLoss, Epoch, Loss, cross_entropy
 from mfedpba_mpi.rng import generator, seeded
 
@@ -48,18 +48,18 @@ _EPS = 1e-5  # of BatchNorm
 
 
 class FedPallClient(HeadClient):
-    """A client that fools the discriminator, is drawn to the global prototypes, and uploads its features mixed."""
+    """Client that trains against the discriminator and towards global prototypes, and uploads mixed features."""
 
-    params: Params
+    params: FedPallParameters
     terms = ("ce", "adv", "nce")
     transient = ("z", "p")
 
-    z: Tensor  # (items, n_k, d), from phase A to phase B of a round
-    p: Tensor  # (C, d), its class means; rows of absent classes mean nothing
+    z: Tensor  # (items, n_k, d), passed from phase A to phase B of a round
+    p: Tensor  # (C, d), class means; 0 for absent classes
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         if phase == 1:
-            return self._mixed(t, inbox["Pbar"])
+            return self._mixed_features(t, inbox["Pbar"])
         with torch.no_grad():
             self.model.classifier.weight.lerp_(inbox["W"], self.params.rho)
             self.model.classifier.bias.lerp_(inbox["b"], self.params.rho)
@@ -70,11 +70,11 @@ class FedPallClient(HeadClient):
         return {"p": self.p}
 
     def _loss(self, epoch: Epoch, inbox: Message) -> Loss:
-        """L_ce + beta L_adv + mu L_nce; without L_nce before the first prototypes."""
+        """L_ce + beta L_adv + mu L_nce; L_nce = 0 before the first global prototypes."""
         beta, mu, T = self.params.beta, self.params.mu, self.params.temperature
         adversary = adversarial_term(inbox) if beta else None
-        known = mu and "Pbar" in inbox
-        contrast = contrastive_term(epoch, inbox["Pbar"], inbox["Pbar_present"] > 0, T) if known else None
+        contrasts = mu and "Pbar" in inbox
+        contrast = contrastive_term(epoch, inbox["Pbar"], inbox["Pbar_present"] > 0, T) if contrasts else None
         zero = torch.zeros((), device=self.device)
 
         def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -91,13 +91,13 @@ class FedPallClient(HeadClient):
 
         return AutogradLoss(self, loss)
 
-    def _mixed(self, t: int, Pbar: Tensor) -> Message:
-        """v = s_k * (g_k z + (1 - g_k) Pbar_y) of every item, with its y, or of the class means, (C, d)."""
-        random, d, y = generator(self.config.seed, "mix", self.k, t), self.problem.d, self.train_labels
-        g = random.uniform(self.params.mix_low, 1)
-        ones = math.floor(self.params.keep * d + 1e-9)  # a product such as 0.29 * 100 falls short of 29
+    def _mixed_features(self, t: int, Pbar: Tensor) -> Message:
+        """Mix v = s_k * (g_k z + (1 - g_k) Pbar_y) for every item, with its y, or for the class means (C, d)."""
+        rng, d, y = generator(self.config.seed, "mix", self.k, t), self.problem.d, self.train_labels
+        g = rng.uniform(self.params.mix_low, 1)
+        ones = math.floor(self.params.keep * d + 1e-9)  # rounding makes a product such as 0.29 * 100 less than 29
         s = torch.zeros(d, device=self.device)
-        s[torch.from_numpy(random.permutation(d)[:ones]).to(self.device)] = 1
+        s[torch.from_numpy(rng.permutation(d)[:ones]).to(self.device)] = 1
         if self.params.upload == "prototypes":
             return {"V": s * (g * self.p + (1 - g) * Pbar)}
         V = s * (g * self.z + (1 - g) * Pbar[y])
@@ -105,9 +105,10 @@ class FedPallClient(HeadClient):
 
 
 def adversarial_term(D: Message) -> Callable[[Tensor], Tensor]:
-    """L_adv = mean_i KL(u || softmax(D(z_i))) = -log K - mean_ij log softmax(D(z_i))_j; a function of z (items, b, d).
+    """L_adv = mean_i KL(u || softmax(D(z_i))) = -log K - mean_ij log softmax(D(z_i))_j, as a function of z.
 
-    D is frozen, so each BatchNorm, gamma (a - mean) / sqrt(var + eps) + beta, becomes part of the layer before it.
+    z has the shape (items, b, d). D is frozen, so each BatchNorm, gamma (a - mean) / sqrt(var + eps) + beta, is folded
+    into the layer before it.
     """
     layers = []
     for i in (1, 2):
@@ -125,55 +126,59 @@ def adversarial_term(D: Message) -> Callable[[Tensor], Tensor]:
 
 
 def contrastive_term(epoch: Epoch, Pbar: Tensor, present: Tensor, T: float) -> Callable[[int, slice, Tensor], Tensor]:
-    """L_nce, mean cross-entropy of cos(z_i, Pbar_c) / T over the present c; 0 for a batch that has none of these.
+    """L_nce, the mean cross-entropy of cos(z_i, Pbar_c) / T over present classes c; 0 for a batch without these.
 
     Parameters
     ----------
-    Pbar : (C, d) global prototypes, `present` (C,).
+    Pbar : (C, d) global prototypes.
+    present : (C,) bool, the classes with a prototype.
 
     Returns
     -------
     A function of (batch number, rows of the epoch, z (items, b, d)).
     """
     P = F.normalize(Pbar[present], dim=-1) / T
-    target = torch.where(present, present.cumsum(0) - 1, -100)[epoch.y]  # rows of P; cross_entropy leaves -100 out
-    known = (target >= 0).tolist()
-    counted = [max(1, sum(known[start:stop])) for start, stop in epoch.cuts]
+    target = torch.where(present, present.cumsum(0) - 1, -100)[epoch.y]  # rows of P; cross_entropy ignores -100
+    has_target = (target >= 0).tolist()
+    counts = [max(1, sum(has_target[start:stop])) for start, stop in epoch.cuts]
 
     def term(number: int, rows: slice, z: Tensor) -> Tensor:
         cos = F.linear(z, P) / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=1e-12)
         total = F.cross_entropy(cos.flatten(0, 1), target[rows].repeat(len(z)), reduction="sum")
-        return total / (counted[number] * len(z))
+        return total / (counts[number] * len(z))
 
     return term
 
 
 def discriminator_shapes(problem: Problem, h: int) -> dict[str, tuple[int, ...]]:
-    """The layout of D: W_1, W_2, W_3, without biases, and each BatchNorm's gamma, beta, running mean and variance."""
+    """Shapes of D: W_1, W_2, W_3 without biases, and gamma, beta, running mean and variance of each BatchNorm."""
     layers = {"D_W1": (h, problem.d), "D_W2": (h, h), "D_W3": (problem.K, h)}
     return layers | {f"D_{part}{i}": (h,) for i in (1, 2) for part in ("gamma", "beta", "mean", "var")}
 
 
 def draw_discriminator(problem: Problem, h: int, device: torch.device) -> dict[str, Tensor]:
-    """The common start of a run, drawn as PyTorch draws such layers; what is trained requires gradients."""
+    """Initialise D with PyTorch's defaults for such layers; trained tensors require gradients."""
     D: dict[str, Tensor] = {}
     with seeded(problem.config.seed, "discriminator"):
         for name, shape in discriminator_shapes(problem, h).items():
             if name.startswith("D_W"):
-                start = nn.Linear(shape[1], shape[0], bias=False).weight.detach()
+                value = nn.Linear(shape[1], shape[0], bias=False).weight.detach()
             else:
-                start = torch.full(shape, 1.0 if name.startswith(("D_gamma", "D_var")) else 0.0)
-            D[name] = start.to(device).requires_grad_(not name.startswith(("D_mean", "D_var")))
+                value = torch.full(shape, 1.0 if name.startswith(("D_gamma", "D_var")) else 0.0)
+            D[name] = value.to(device).requires_grad_(not name.startswith(("D_mean", "D_var")))
     return D
 
 
 def classify(h_G: Message, v: Tensor) -> Tensor:
-    """h_G(v) (b, C)."""
+    """Compute h_G(v) (b, C)."""
     return F.linear(v, h_G["W"], h_G["b"])
 
 
 def discriminate(D: Message, v: Tensor) -> Tensor:
-    """D(v) = W_3 a_2 (b, K), a_i = relu(BatchNorm(W_i a_{i-1})), by the batch's statistics; moves the running ones."""
+    """Compute D(v) = W_3 a_2 (b, K), a_i = relu(BatchNorm(W_i a_{i-1})), in training mode.
+
+    BatchNorm uses the batch statistics and updates the running ones.
+    """
     a = v
     for i in (1, 2):
         mean, var, gamma, beta = (D[f"D_{part}{i}"] for part in ("mean", "var", "gamma", "beta"))
@@ -182,9 +187,9 @@ def discriminate(D: Message, v: Tensor) -> Tensor:
 
 
 class FedPallServer(Server):
-    """The global prototypes; classifier h_G and discriminator D, which persist with the momentum of their SGD."""
+    """Server that averages prototypes and trains h_G and D, which persist with the momentum of their SGD."""
 
-    params: Params
+    params: FedPallParameters
     persistent = ("weights", "velocity")
 
     def __init__(self, problem: Problem, device: torch.device):
@@ -217,7 +222,7 @@ class FedPallServer(Server):
         return self._message()
 
     def _prototypes(self, uploads: Mapping[int, Message]) -> Message:
-        """Pbar_c = sum_k n_{k,c} p_{k,c} / ||p_{k,c}|| / sum_k n_{k,c}, over the clients of this round."""
+        """Pbar_c = sum_k n_{k,c} p_{k,c} / ||p_{k,c}|| / sum_k n_{k,c} over the participants."""
         n = self.n[list(uploads)]
         directions = F.normalize(torch.stack([upload["p"] for upload in uploads.values()]), dim=-1)
         total = n.sum(0)
@@ -225,7 +230,7 @@ class FedPallServer(Server):
         return {"Pbar": Pbar, "Pbar_present": total > 0}
 
     def _pool(self, uploads: Mapping[int, Message]) -> tuple[Tensor, ...]:
-        """V (N, d) of all clients in their order, classes (N,), owners (N,), and weights (N,) of mean 1."""
+        """Concatenate the uploads: V (N, d), classes (N,), clients (N,), and weights (N,) of mean 1."""
         parts = []
         for k, upload in uploads.items():
             if self.params.upload == "prototypes":
@@ -238,13 +243,13 @@ class FedPallServer(Server):
         return V, y, owner, w / w.mean()
 
     def _train(self, t: int, term: str, network: Callable[[Message, Tensor], Tensor], pool: Sequence[Tensor]) -> float:
-        """r epochs of SGD on mean_j w_j CE(network(v_j), target_j); returns the mean of that over the batches.
+        """Train for r epochs of SGD on mean_j w_j CE(network(v_j), target_j); return the mean loss over batches.
 
-        u <- momentum u + gradient + weight_decay x, x <- x - lr u for each parameter x. A last batch of few vectors
-        is left out where BatchNorm could not work on it. `pool` has V (N, d), targets (N,) and w (N,).
+        Each parameter x is updated by u <- momentum u + gradient + weight_decay x, x <- x - lr u. A last batch that is
+        too small for BatchNorm is dropped. `pool` holds V (N, d), targets (N,) and w (N,).
         """
         config = self.problem.config
-        least = min(LEAST_FOR_BATCHNORM, config.batch_size) if network is discriminate else 1
+        min_batch = min(MIN_BATCHNORM_BATCH, config.batch_size) if network is discriminate else 1
         lr = self.params.server_lr or config.lr
         velocity = [self.velocity[f"{name}_velocity"] for name in self.trained[term]]
         parameters = [self.weights[name] for name in self.trained[term]]
@@ -253,7 +258,7 @@ class FedPallServer(Server):
             order = generator(config.seed, f"server {term}", t, epoch).permutation(len(pool[0]))
             index = torch.from_numpy(order).to(self.device)
             for v, target, w in zip(*(part[index].split(config.batch_size) for part in pool), strict=True):
-                if len(v) < least:
+                if len(v) < min_batch:
                     continue
                 share = w / len(w)
                 losses = F.cross_entropy(network(self.weights, v), target, reduction="none")
@@ -267,20 +272,20 @@ class FedPallServer(Server):
                 steps += 1
         value = total.item() / max(steps, 1)
         for x in (value, *parameters):
-            check_finite(f"server, round {t}: L_{term} or a parameter that it trains", x, "lower server_lr")
+            check_finite(f"server, round {t}: L_{term} or a parameter trained by it", x, "lower server_lr")
         return value
 
 
 def items_per_sample(problem: Problem, client: ClientSpec) -> int:
-    """How many items a sample of the client is."""
+    """Number of items per sample of a client."""
     return len(client.modalities) if problem.config.fusion == "separate" else 1
 
 
 class FedPallMethod(Method):
-    """Up C d + N_k (d + 1) floats, N_k the client's items (2 C d for ``prototypes``), down C d + P_h + P_D + 4 h.
+    """Floats per round: C d + N_k (d + 1) up, or 2 C d with ``upload=prototypes``; C d + P_h + P_D + 4 h down.
 
-    P_h = C d + C and P_D = h d + h^2 + h K + 4 h are the parameters of classifier and discriminator, h the width of the
-    latter and 4 h its running statistics.
+    N_k is the number of items of the client. P_h = C d + C and P_D = h d + h^2 + h K + 4 h are the parameters of
+    classifier and discriminator, h is the hidden width of the latter, and 4 h are its running statistics.
     """
 
     client_class = FedPallClient

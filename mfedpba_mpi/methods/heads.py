@@ -1,7 +1,8 @@
-"""Methods whose clients exchange classifiers ("heads"): W (C, d) and b (C,), P_h = C d + C floats up and down.
+"""Methods that exchange classifiers ("heads"): W (C, d) and b (C,), P_h = C d + C floats in each direction.
 
-`HeadMethod` with `HeadClient` and `HeadServer` is the plain case, cross-entropy and the mean over clients; a method of
-this kind overrides `HeadClient.loss` or `HeadServer.aggregate` (see `fedmvp.py` and `examples/own_method.py`).
+`HeadMethod` with `HeadClient` and `HeadServer` is the basic case: cross-entropy, and the weighted mean over clients. A
+method of this kind overrides `HeadClient.loss` or `HeadServer.aggregate` (see `fedmvp.py` and
+`examples/own_method.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from mfedpba_mpi.rng import seeded
 
 
 def head_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    """The shapes of a classifier's message."""
+    """Shapes of the tensors in a classifier message."""
     return {"W": (problem.C, problem.d), "b": (problem.C,)}
 
 
 def head_message(classifier: nn.Linear) -> dict[str, Tensor]:
-    """A copy of a classifier's parameters."""
+    """Copy a classifier's parameters to a message."""
     return {"W": classifier.weight.detach().clone(), "b": classifier.bias.detach().clone()}
 
 
@@ -36,20 +37,20 @@ def set_head(classifier: nn.Linear, message: Message) -> None:
 
 
 def draw_head(problem: Problem, device: torch.device) -> nn.Linear:
-    """The initial global classifier of a run, drawn as PyTorch draws a Linear layer."""
+    """Create the initial global classifier of a run, with PyTorch's default initialisation."""
     with seeded(problem.config.seed, "head"):
         return nn.Linear(problem.d, problem.C).to(device)
 
 
 def average_heads(heads: Mapping[int, Message], weights: Tensor) -> dict[str, Tensor]:
-    """sum_k w_k h_k over the clients of `heads`, ascending; weights (len(heads),) sum to one."""
+    """Compute sum_k w_k h_k over the clients in `heads`, ascending; `weights` (len(heads),) sum to one."""
     return {
         name: torch.einsum("k,k...->...", weights, torch.stack([heads[k][name] for k in heads])) for name in ("W", "b")
     }
 
 
 class HeadClient(Client):
-    """Starts every round from the global classifier, trains, and uploads its own."""
+    """Client that starts every round from the global classifier, trains, and uploads its classifier."""
 
     def begin(self, inbox: Message) -> None:
         set_head(self.model.classifier, inbox)
@@ -60,12 +61,12 @@ class HeadClient(Client):
         return head_message(self.model.classifier)
 
     def loss(self, epoch: Epoch, inbox: Message) -> Loss:
-        """The loss of an epoch; cross-entropy unless overridden."""
+        """Create the loss of an epoch; cross-entropy unless overridden."""
         return HeadLoss(self, epoch)
 
 
 class HeadServer(Server):
-    """Sends the initial classifier before round 1, and an aggregate of the clients' classifiers in every round."""
+    """Server that broadcasts the initial classifier before round 1, and the aggregated classifier in every round."""
 
     def first_message(self) -> Message:
         return head_message(draw_head(self.problem, self.device))
@@ -74,13 +75,13 @@ class HeadServer(Server):
         return self.aggregate(t, uploads)
 
     def aggregate(self, t: int, uploads: Mapping[int, Message]) -> Message:
-        """h_G = sum_k w_k h_k, w_k ~ n_k (training samples) unless overridden; `uploads` are those of round t."""
+        """Aggregate the uploads of round t: h_G = sum_k w_k h_k, w_k ~ n_k (training samples) unless overridden."""
         n = torch.tensor([self.problem.clients[k].n_train for k in uploads], dtype=torch.float32, device=self.device)
         return average_heads(uploads, n / n.sum())
 
 
 class HeadMethod(Method):
-    """A classifier up and one down, P_h = C d + C floats each."""
+    """Upload and reply are one classifier each, P_h = C d + C floats."""
 
     client_class: ClassVar[type[Client]] = HeadClient
     server_class: ClassVar[type[Server] | None] = HeadServer

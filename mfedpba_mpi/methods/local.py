@@ -1,4 +1,4 @@
-"""Local: every client trains alone. L = L_ce; nothing is uploaded, nothing is sent back."""
+"""Local: every client trains alone with L = L_ce, without communication."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mfedpba_mpi.methods.training import HeadLoss
 
 
 class LocalClient(Client):
-    """A client that minimises cross-entropy."""
+    """Client that minimises cross-entropy."""
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         self.train(t, lambda epoch: HeadLoss(self, epoch))
@@ -16,7 +16,7 @@ class LocalClient(Client):
 
 
 class LocalMethod(Method):
-    """No federation at all."""
+    """No server, no messages."""
 
     client_class = LocalClient
 

@@ -1,6 +1,6 @@
-"""Every method with a sentence and its own hyper-parameters; light, so that `--help` and validation need no torch.
+"""Catalog of methods with their hyper-parameters; it does not import torch, so `--help` and validation stay fast.
 
-The method itself is the module of the same name in this package; `load_method` brings it in when a run starts.
+A method is implemented in the module of the same name in this package; `load_method` imports it when a run starts.
 """
 
 from __future__ import annotations
@@ -19,155 +19,161 @@ if TYPE_CHECKING:
 
 
 class Parameters:
-    """A method's hyper-parameters; the docstring is its sentence.
+    """Base class of a method's hyper-parameters; a subclass's docstring is the description of the method.
 
-    `fusions` are those it works with: ``concat`` makes features and classifiers of clients with different modalities
-    differently wide, so that they cannot be shared.
+    `fusions` lists the supported fusions. With ``concat`` the widths of fused features and classifiers depend on a
+    client's modalities, so methods that share these between clients do not support it.
     """
 
-    label: ClassVar[str]  # its name wherever its numbers are shown
+    label: ClassVar[str]  # display name in tables, figures and messages
     fusions: ClassVar[tuple[str, ...]] = ("sum", "separate")
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run that these do not go with."""
+        """Raise a UserError if the run's configuration does not fit these parameters."""
 
-    def settled(self, rounds: int) -> Self:
-        """These, with what follows from the number of rounds written out, so that a longer run keeps it."""
+    def resolve(self, rounds: int) -> Self:
+        """Fill in the defaults that depend on the number of rounds, so that a run with more rounds keeps them."""
         return self
 
 
 def _min_class_samples() -> Any:
-    """The setting of methods whose clients send prototypes, and no features of single samples."""
-    return option(1, "a client keeps the prototypes of classes of which it has fewer training samples to itself", low=1)
+    """Option of the methods in which clients upload prototypes but no features of single samples."""
+    return option(1, "withhold prototypes of classes with fewer than N training samples", low=1)
 
 
 @dataclass(frozen=True)
-class Local(Parameters):
-    """Every client trains alone with cross-entropy; nothing is sent."""
+class LocalParameters(Parameters):
+    """Every client trains alone with cross-entropy, without communication."""
 
     label = "Local"
     fusions = ("sum", "concat", "separate")
 
 
 @dataclass(frozen=True)
-class FedProto(Parameters):
-    """Clients are pulled towards the mean of all clients' class prototypes (Tan et al., AAAI 2022)."""
+class FedProtoParameters(Parameters):
+    """Features are pulled towards global class prototypes, the mean over clients (Tan et al., AAAI 2022)."""
 
     label = "FedProto"
 
-    lam: float = option(1.0, "weight lambda of the pull towards the global prototypes", low=0)
-    predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))
-    proto_scope: str = option("fused", "prototypes of the fused feature or of each one", choices=("fused", "modality"))
+    lam: float = option(1.0, "weight lambda of the prototype loss", low=0)
+    predict: str = option(
+        "prototype", "predict by the nearest global prototype or by the classifier", choices=("prototype", "classifier")
+    )
+    proto_scope: str = option(
+        "fused", "prototypes of the fused feature or of each modality", choices=("fused", "modality")
+    )
     proto_source: str = option(
-        "clean", "prototypes from a clean pass after training, or from the features seen in training",
+        "clean", "compute prototypes in evaluation mode after training, or from the features during training",
         choices=("clean", "train"),
     )  # fmt: skip
     proto_weighting: str = option(
-        "uniform", "clients count the same, or by their samples of the class", choices=("uniform", "samples")
+        "uniform", "weight clients equally or by their samples of the class", choices=("uniform", "samples")
     )
     min_class_samples: int = _min_class_samples()
 
 
 @dataclass(frozen=True)
-class FedTGP(Parameters):
-    """FedProto with prototypes that the server trains, kept apart by an adaptive margin (Zhang et al., AAAI 2024)."""
+class FedTGPParameters(Parameters):
+    """FedProto with global prototypes trained on the server with an adaptive margin (Zhang et al., AAAI 2024)."""
 
     label = "FedTGP"
-    proto_scope: ClassVar[str] = "fused"  # its clients are FedProto's
+    proto_scope: ClassVar[str] = "fused"  # read by FedProto's client
     proto_source: ClassVar[str] = "clean"
 
-    lam: float = option(1.0, "weight lambda of the pull towards the global prototypes", low=0)
-    predict: str = option("prototype", "by the nearest global prototype or by h_k", choices=("prototype", "classifier"))
-    server_epochs: int = option(100, "server epochs S a round over the uploaded prototypes", low=0)
-    server_lr: float | None = option(None, "server learning rate [default: the clients']", above=0)
-    server_batch: int | None = option(None, "server batch size [default: the clients']", low=1)
-    margin: float | None = option(None, "largest margin between classes, tau_m [default: 100 sqrt(d / 512)]", low=0)
+    lam: float = option(1.0, "weight lambda of the prototype loss", low=0)
+    predict: str = option(
+        "prototype", "predict by the nearest global prototype or by the classifier", choices=("prototype", "classifier")
+    )
+    server_epochs: int = option(100, "server epochs S per round over the uploaded prototypes", low=0)
+    server_lr: float | None = option(None, "server learning rate [default: same as clients]", above=0)
+    server_batch: int | None = option(None, "server batch size [default: same as clients]", low=1)
+    margin: float | None = option(None, "maximum margin tau_m between classes [default: 100 sqrt(d / 512)]", low=0)
     hidden: int | None = option(None, "hidden width of the prototype network [default: d]", low=1)
     min_class_samples: int = _min_class_samples()
 
 
 @dataclass(frozen=True)
-class FedPall(Parameters):
-    """Adversarial and contrastive alignment, and a classifier trained on mixed features (Zhang et al., ICCV 2025)."""
+class FedPallParameters(Parameters):
+    """Adversarial and contrastive alignment, global classifier on mixed features (Zhang et al., ICCV 2025)."""
 
     label = "FedPall"
 
     mu: float = option(0.1, "weight of the InfoNCE term", low=0)
     beta: float = option(0.1, "weight of the adversarial term", low=0)
     temperature: float = option(3.0, "temperature T of InfoNCE", above=0)
-    server_epochs: int = option(3, "server epochs r a round, for the classifier and for the discriminator", low=0)
-    server_lr: float | None = option(None, "server learning rate [default: the clients']", above=0)
+    server_epochs: int = option(3, "server epochs r per round, for the classifier and for the discriminator", low=0)
+    server_lr: float | None = option(None, "server learning rate [default: same as clients]", above=0)
     momentum: float = option(0.9, "momentum of the server's SGD", low=0, high=1)
     weight_decay: float = option(1e-5, "weight decay of the server's SGD", low=0)
     mix_low: float = option(
-        0.8, "a feature's share g in its mix with the prototype is drawn from U(this, 1)", low=0, high=1
+        0.8, "lower bound of the mixing weight g ~ U(mix_low, 1) of a feature with its prototype", low=0, high=1
     )
-    keep: float = option(0.9, "share of the features that the mask lets through", above=0, high=1)
-    rho: float = option(1.0, "share of the global classifier in the client's at the start of a round", low=0, high=1)
-    disc_hidden: int = option(64, "width of the discriminator (the original: 512)", low=1)
+    keep: float = option(0.9, "fraction of feature dimensions that the mask keeps", above=0, high=1)
+    rho: float = option(1.0, "weight of the global classifier in the client's at the start of a round", low=0, high=1)
+    disc_hidden: int = option(64, "hidden width of the discriminator (original: 512)", low=1)
     upload: str = option(
-        "samples", "what the server trains on: every sample's mixed feature, or mixed prototypes weighted by counts",
+        "samples", "server training data: mixed features of all samples, or mixed prototypes weighted by class counts",
         choices=("samples", "prototypes"),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Harmony(Parameters):
-    """Unimodal classifiers first, then fusion in clusters of like modality bias (Ouyang et al., MobiSys 2023)."""
+class HarmonyParameters(Parameters):
+    """Unimodal classifiers, then fusion in clusters of similar modality bias (Ouyang et al., MobiSys 2023)."""
 
     label = "Harmony"
 
-    stage1_rounds: int | None = option(None, "rounds T1 of the first stage [default: two thirds]", low=1)
-    encoder_lr_factor: float = option(0.1, "extractors' learning rate in stage 2, relative to --lr", low=0)
-    clusters: int | None = option(None, "clusters G [default: 2 to 10 clients, 3 to 20, else sqrt(K/2)]", low=1)
-    average: str = option(
-        "updates", "what is averaged in a cluster: classifiers' updates or weights", choices=("updates", "weights")
+    stage1_rounds: int | None = option(None, "rounds T1 of stage 1 [default: two thirds of all rounds]", low=1)
+    encoder_lr_factor: float = option(0.1, "learning rate of the extractors in stage 2, relative to --lr", low=0)
+    clusters: int | None = option(
+        None, "number of clusters G [default: 2 for K <= 10 clients, 3 for K <= 20, else sqrt(K/2)]", low=1
     )
-    stage2_clients: str = option("all", "who takes part in stage 2", choices=("all", "multimodal"))
+    average: str = option(
+        "updates", "average the updates or the weights of classifiers in a cluster", choices=("updates", "weights")
+    )
+    stage2_clients: str = option("all", "participants of stage 2", choices=("all", "multimodal"))
     fusion_init: str = option(
-        "mean", "stage 2 starts from the mean of the unimodal classifiers, or a random one", choices=("mean", "random")
+        "mean", "initial classifier of stage 2: mean of the unimodal classifiers, or random", choices=("mean", "random")
     )
 
-    def settled(self, rounds: int) -> Self:
-        """T1 as given, else two thirds of the rounds, at least one for each stage (of a single round, stage 1)."""
+    def resolve(self, rounds: int) -> Self:
+        """T1 defaults to two thirds of the rounds, with at least one round per stage; a single round is stage 1."""
         return replace(self, stage1_rounds=self.stage1_rounds or max(1, min(round(2 * rounds / 3), rounds - 1)))
 
 
 @dataclass(frozen=True)
-class FedMVP(Parameters):
-    """A completed token for missing modalities, contrast, and CKA-weighted classifiers (Che et al., ECML-PKDD 2024)."""
+class FedMVPParameters(Parameters):
+    """Completion of missing modalities, contrast, CKA-weighted aggregation (Che et al., ECML-PKDD 2024)."""
 
     label = "FedMVP"
 
     alpha: float = option(0.01, "weight of the contrastive term MCM", low=0)
-    beta: float = option(0.5, "weight of the alignment with the better modality, RAM", low=0)
+    beta: float = option(0.5, "weight of RAM, the alignment with the better modality", low=0)
     temperature: float = option(0.1, "temperature of MCM", above=0)
-    probes: int = option(256, "random probes Q on which classifiers are compared", low=2)
-    completion: bool = option(True, "stand-in token for the missing modalities")
+    probes: int = option(256, "number Q of random probes for comparing classifiers by CKA", low=2)
+    completion: bool = option(True, "add a token that replaces the missing modalities")
 
 
 @dataclass(frozen=True)
-class FedMobile(Parameters):
-    """Missing features rebuilt by a distilled generator, contributions by clustered Shapley values (WWW 2025)."""
+class FedMobileParameters(Parameters):
+    """Reconstruction of missing features by a distilled generator, Shapley-weighted aggregation (WWW 2025)."""
 
     label = "FedMobile (our reading)"
 
     lambda_r: float = option(1.0, "weight of the reconstruction term", low=0)
     lambda_g: float = option(1.0, "weight of the classifier's loss on generated features", low=0)
-    noise: int = option(16, "width n_z of the generator's noise", low=1)
+    noise: int = option(16, "dimension n_z of the generator's noise", low=1)
     hidden: int = option(64, "hidden width of the generator", low=1)
-    generator_steps: int = option(100, "generator steps S_g a round", low=0)
+    generator_steps: int = option(100, "generator steps S_g per round", low=0)
     generator_lr: float = option(0.005, "learning rate of the generator", above=0)
-    generator_optimizer: str = option("sgd", "optimiser of the generator", choices=("sgd", "adam"))
-    clusters: int = option(
-        4, "clusters J of clients whose Shapley values are computed (2^J evaluations)", low=1, high=12
-    )
-    draws: int = option(512, "generated features on which coalitions are valued", low=1)
+    generator_optimizer: str = option("sgd", "optimizer of the generator", choices=("sgd", "adam"))
+    clusters: int = option(4, "number J of client clusters for Shapley values (2^J evaluations)", low=1, high=12)
+    draws: int = option(512, "number of generated features for evaluating coalitions", low=1)
 
 
 @dataclass(frozen=True)
-class MFedPBA(Parameters):
-    """Bilateral alignment: feature prototypes by autoencoder, contrast and GW; logit prototypes by entropy."""
+class MFedPBAParameters(Parameters):
+    """Bilateral alignment of feature prototypes (autoencoder, contrast, GW) and logit prototypes (entropy weights)."""
 
     label = "MFedPBA"
     fusions = ("sum", "concat", "separate")
@@ -175,44 +181,52 @@ class MFedPBA(Parameters):
     lambda_1: float = option(0.01, "weight of the feature alignment L_fea", low=0)
     lambda_2: float = option(1.0, "weight of the logit alignment L_logit", low=0)
     server_lr: float = option(0.01, "learning rate of the server's autoencoder", above=0)
-    server_epochs: int = option(10, "server steps S a round", low=0)
+    server_epochs: int = option(10, "server steps S per round", low=0)
     tau: float = option(0.5, "temperature of L_con", above=0)
-    gw_epsilon: float = option(0.25, "e_0 of L_align's entropic GW; epsilon = e_0 / classes", above=0)
-    server_clip: float = option(5.0, "largest joint gradient norm of a server step (0: no clipping)", low=0)
+    gw_epsilon: float = option(0.25, "entropy weight e_0 of the GW plans in L_align; epsilon = e_0 / classes", above=0)
+    server_clip: float = option(5.0, "maximum gradient norm of a server step (0: no clipping)", low=0)
     min_class_samples: int = _min_class_samples()
     without: tuple[str, ...] = option(
-        (), "ablation: leave out these loss terms", choices=("rec", "con", "align", "fea", "logit")
+        (), "ablation: omit these loss terms", choices=("rec", "con", "align", "fea", "logit")
     )
-    equal_average: bool = option(False, "ablation EA: average logit prototypes equally, not by entropy")
+    equal_average: bool = option(False, "ablation EA: average logit prototypes with equal weights, not by entropy")
 
     def check(self, config: RunConfig) -> None:
-        """The autoencoder halves features."""
+        """Raise if the feature dimension is odd: the autoencoder halves it."""
         if config.feature_dim % 2:
             raise UserError(
-                f"feature-dim: {config.feature_dim} is odd; mfedpba's autoencoder halves it, so make it even"
+                f"feature-dim: {config.feature_dim} is odd; mfedpba's autoencoder halves it, use an even number"
             )
 
 
 METHODS: dict[str, type[Parameters]] = {
-    cls.__name__.lower(): cls for cls in (Local, FedProto, FedTGP, FedPall, Harmony, FedMVP, FedMobile, MFedPBA)
+    "local": LocalParameters,
+    "fedproto": FedProtoParameters,
+    "fedtgp": FedTGPParameters,
+    "fedpall": FedPallParameters,
+    "harmony": HarmonyParameters,
+    "fedmvp": FedMVPParameters,
+    "fedmobile": FedMobileParameters,
+    "mfedpba": MFedPBAParameters,
 }
 SHIPPED = tuple(METHODS)
 
 
 def owners(parameter: str) -> list[str]:
-    """The methods that have a parameter of this name."""
+    """Return the methods that have a parameter of this name."""
     return [method for method, cls in METHODS.items() if parameter in fields_of(cls)]
 
 
 def make_params(
     method: str, tables: Mapping[str, Mapping[str, Any]], preset: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> Any:
-    """The hyper-parameters of `method`: its defaults, then the dataset's preset, then what the user gave.
+    """Create the hyper-parameters of `method`: its defaults, then the dataset's preset, then the user's values.
 
     Parameters
     ----------
-    tables : what the user gave, by method name; a table of another method is an error.
-    flags : what the user gave by a parameter's name alone.
+    tables : the user's values by method and parameter name; a non-empty table of another method is an error.
+    preset : the dataset's values by parameter name; names that the method does not have are ignored.
+    flags : the user's values by parameter name alone.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -231,15 +245,15 @@ def make_params(
             raise UserError(f"{names}: belongs to method {other}, but this run's method is {method}; {fix}")
     for name in flags:
         if name not in known:
-            who = " or ".join(owners(name))
-            raise UserError(f"{name.replace('_', '-')}: belongs to method {who}, but this run's method is {method}")
+            others = " or ".join(owners(name))
+            raise UserError(f"{name.replace('_', '-')}: belongs to method {others}, but this run's method is {method}")
     given = {**tables.get(method, {}), **flags}
     values = {name: value for name, value in preset.items() if name in known} | given
     return cls(**{name: check(cls, name, value, where=f"{method}.") for name, value in values.items()})
 
 
 def load_method(name: str) -> type[Method]:
-    """The class that implements a method of the catalog."""
+    """Return the class that implements a method of the catalog."""
     return _REGISTERED.get(name) or import_module(f"mfedpba_mpi.methods.{name}").METHOD
 
 
@@ -247,8 +261,8 @@ _REGISTERED: dict[str, type[Method]] = {}
 
 
 def register(params: type[Parameters], method: type[Method]) -> None:
-    """Make a method of your own known, by the name of its parameters' class in lower case; see examples/."""
+    """Register a new method under the name of its `params` class in lower case; see examples/."""
     name = params.__name__.lower()
     if name in SHIPPED:
-        raise ValueError(f"{name} comes with the program; call yours something else")
+        raise ValueError(f"method {name} is built in; choose another name")
     METHODS[name], _REGISTERED[name] = params, method

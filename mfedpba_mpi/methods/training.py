@@ -1,4 +1,4 @@
-"""An epoch of a client's training and its loss, by hand or by autograd."""
+"""Local training of a client: epochs, batches, and losses with manual or autograd gradients."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Client
 
 ModalityRows = DenseRows | SparseRows
-Batch = tuple[int, slice, list[Rows]]  # number, rows of the epoch, inputs
+Batch = tuple[int, slice, list[Rows]]  # batch number, its rows within the epoch, inputs by modality
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One shuffled pass over the training rows, cut into batches.
+    """One shuffled pass over the training rows, split into batches.
 
-    `xs` are the rows in the epoch's order, `y` (n,) their classes, `cuts` the batches' (start, stop).
+    Attributes
+    ----------
+    xs : the rows of each modality, in the order of the epoch.
+    y : (n,) their classes.
+    cuts : (start, stop) of each batch.
     """
 
     xs: Sequence[ModalityRows]
@@ -34,17 +38,17 @@ class Epoch:
     cuts: Sequence[tuple[int, int]]
 
     def batches(self) -> Iterator[Batch]:
-        """(number, rows, inputs) of each batch."""
+        """Yield (batch number, rows, inputs) of each batch."""
         for number, (start, stop) in enumerate(self.cuts):
             yield number, slice(start, stop), [x.batch(start, stop) for x in self.xs]
 
 
 class GradientNorm:
-    """Mean over steps of ||g||^2, g the stochastic gradient in all that a client trains, read off its steps.
+    """Mean over SGD steps of ||g||^2, with g the stochastic gradient in all trainable parameters of a client.
 
-    Steps are plain SGD, so g = (theta_before - theta_after) / lr, each group of parameters at its own rate; one at rate
-    0 does not move, and is left out. Rounding of theta in float32 adds noise of (ulp(theta) / lr)^2 / 12 for each
-    parameter, 1e-9 to 1e-8 for a whole network at lr = 0.01: values near that mean nothing.
+    Steps are plain SGD, so g = (theta_before - theta_after) / lr, with the learning rate of each parameter group.
+    Groups with learning rate 0 are left out. Rounding of theta in float32 adds noise of (ulp(theta) / lr)^2 / 12 per
+    parameter, 1e-9 to 1e-8 for a whole network at lr = 0.01: values of that size are not significant.
     """
 
     def __init__(self, client: Client):
@@ -54,13 +58,13 @@ class GradientNorm:
         self.total, self.steps = torch.zeros((), dtype=torch.float64, device=client.device), 0
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; what happens to the parameters between one and the next is a step."""
+        """Yield the batches unchanged, and measure the parameter change after each as one step."""
         for batch in batches:
             before = [[theta.clone() for theta in parameters] for parameters, _ in self.groups]
             yield batch
             for (parameters, lr), old in zip(self.groups, before, strict=True):
-                for theta, was in zip(parameters, old, strict=True):
-                    self.total += (torch.linalg.vector_norm(was.sub_(theta), dtype=torch.float64) / lr) ** 2
+                for theta, old_theta in zip(parameters, old, strict=True):
+                    self.total += (torch.linalg.vector_norm(old_theta.sub_(theta), dtype=torch.float64) / lr) ** 2
             self.steps += 1
 
     def mean(self) -> float:
@@ -68,30 +72,34 @@ class GradientNorm:
 
 
 class Loss(ABC):
-    """A client's loss in one epoch."""
+    """A client's loss during one epoch."""
 
-    by_hand: ClassVar[bool] = True  # without autograd
+    uses_autograd: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
-        """Of a batch with features Z (|M_k|, b, d): a step for all that is trained but the extractors, and dL/dZ.
+        """Update all trainable parameters except the extractors', and return the gradient dL/dZ.
 
-        `number` is the batch's, `rows` are its rows of the epoch.
+        Parameters
+        ----------
+        number : batch number within the epoch.
+        rows : rows of the batch within the epoch.
+        Z : (|M_k|, b, d) features of the batch.
         """
 
     @abstractmethod
     def means(self) -> Tensor:
-        """The loss terms, each a mean over the epoch's batches."""
+        """Return the loss terms, each averaged over the epoch's batches."""
 
 
 BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
-"""``loss(number, rows, Z) -> (loss, terms)`` of a batch, see `Loss.step`."""
+"""``loss(number, rows, Z) -> (loss, terms)`` of a batch; parameters as in `Loss.step`."""
 
 
 class AutogradLoss(Loss):
-    """A loss given as a function of the features, which autograd differentiates."""
+    """A loss given as a function of the features and differentiated by autograd."""
 
-    by_hand = False
+    uses_autograd = True
 
     def __init__(self, client: Client, function: BatchLoss):
         self.function, self.groups = function, client.rates()[1]
@@ -113,19 +121,23 @@ class AutogradLoss(Loss):
 
 
 class HeadLoss(Loss):
-    """L_ce of the classifier, with its gradient by hand; a method may add gradients of its own on the way back."""
+    """L_ce of the classifier with a manual gradient.
+
+    A subclass adds the gradients of further loss terms in `on_logits`, `on_fused` and `on_features`, and their values
+    in `per_sample`.
+    """
 
     def __init__(self, client: Client, epoch: Epoch):
         self.model, self.epoch = client.model, epoch
         ((parameters, self.lr),) = client.rates()[1]
         head = self.model.classifier
-        self.trains = bool(parameters)  # or all is frozen
+        self.trains = bool(parameters)  # False if the classifier is frozen
         if self.trains and {*parameters} != {*head.parameters()}:
-            raise TypeError(f"{type(self).__name__} trains the whole classifier and nothing else; use AutogradLoss")
+            raise TypeError(f"{type(self).__name__} can only train the whole classifier; use AutogradLoss instead")
         self.W, self.b = head.weight.detach(), head.bias.detach()
         self.W_t = self.W.t()
         self.Y = F.one_hot(epoch.y, client.problem.C).to(self.W.dtype)
-        self.Z: list[Tensor] = []  # of all batches so far
+        self.Z: list[Tensor] = []  # features and logits of all batches so far
         self.logits: list[Tensor] = []
 
     def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
@@ -142,19 +154,19 @@ class HeadLoss(Loss):
         return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
 
     def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
-        """The gradient g (items, b, C) of the logits and what the method adds."""
+        """Add further terms to the gradient g (items, b, C) of the logits."""
         return g
 
     def on_fused(self, number: int, rows: slice, z: Tensor, g: Tensor) -> Tensor:
-        """The gradient g (items, b, d) of what is classified and what the method adds."""
+        """Add further terms to the gradient g (items, b, d) of the fused features z."""
         return g
 
     def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
-        """The gradient g (|M_k|, b, d) of the features and what the method adds."""
+        """Add further terms to the gradient g (|M_k|, b, d) of the features Z."""
         return g
 
-    def each(self) -> list[Tensor]:
-        """The terms of every sample, (n,) each."""
+    def per_sample(self) -> list[Tensor]:
+        """Return each loss term per sample, (n,)."""
         logits = torch.cat(self.logits, 1)
         items, n, _ = logits.shape
         y = self.epoch.y[:n]
@@ -162,19 +174,19 @@ class HeadLoss(Loss):
         return [ce if items == 1 else ce.view(items, n).mean(0)]
 
     def means(self) -> Tensor:
-        values, batches, start = torch.stack(self.each()), len(self.epoch.cuts), self.epoch.cuts[-1][0]
+        values, batches, start = torch.stack(self.per_sample()), len(self.epoch.cuts), self.epoch.cuts[-1][0]
         last = values[:, start:].mean(1)
         return last if batches == 1 else torch.lerp(values[:, :start].mean(1), last, 1 / batches)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """L_ce: mean cross-entropy over the items, logits (items, B, C) and y (B,)."""
+    """L_ce: mean cross-entropy over all items, for logits (items, B, C) and classes y (B,)."""
     items = logits.shape[0]
     return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items))
 
 
 @torch.no_grad()
 def sgd_step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
-    """w <- w - lr g."""
+    """One SGD step, w <- w - lr g."""
     if parameters:
         torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)

@@ -1,1 +1,1 @@
-"""The networks a client trains, and its rows as those networks read them."""
+"""Client networks (extractors and classifier), their training passes, and the input rows of a client."""

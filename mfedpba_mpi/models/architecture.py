@@ -1,6 +1,6 @@
-"""Which extractor a client gets for a modality: the draw, the geometry and the cost (the paper's Table "HM").
+"""Extractor architectures: random sampling, layer geometry and cost (the paper's Table "HM").
 
-Nothing here needs torch, so that planning a run and placing its clients stay cheap.
+This module does not import torch, so that planning a run and placing its clients stay fast.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.errors import UserError
 
 FAMILIES: dict[str, str] = {"DNN": "ILAT", "CNN1D": "LAT", "CNN2D": "I", "TextCNN": "L", "Resmodel": "AT"}
-"""Family name -> the modality types it serves: Image, Language, Audio, Time-series. `register` adds to it."""
+"""Family name -> supported modality types: Image, Language, Audio, Time series. `extractors.register` adds entries."""
 
 SHIPPED = tuple(FAMILIES)
 
 TEXT_KERNELS = (3, 4, 5)
-TEXT_POOLED = 64  # 16 loses half of the accuracy above chance on Reuters
-LONGEST = 1024  # of a one-dimensional convolution's output
-NONZEROS = 100  # of a sparse row, an estimate for the cost
+TEXT_POOLED = 64  # TextCNN's length after pooling; 16 loses half of the accuracy above chance on Reuters
+MAX_SIGNAL_LENGTH = 1024  # of a 1-D convolution's output
+NONZEROS = 100  # assumed number per sparse row, for cost estimates
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An extractor's shape: n = len(widths) hidden layers, and the convolutions' channels.
+    """An extractor's family, the widths of its n = len(widths) hidden layers, and its convolution channels.
 
-    ``channels`` has n numbers for CNN1D and CNN2D, one for TextCNN (shared by its three kernels), none otherwise.
+    ``channels`` has n entries for CNN1D and CNN2D, one for TextCNN (shared by its three kernels), and none otherwise.
     """
 
     family: str
@@ -43,20 +43,21 @@ class Architecture:
         return f"{self.family} {' + '.join(parts)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON has them; ``Architecture.from_dict`` reads them back."""
+        """Return the fields as a JSON-compatible dict; the inverse of `from_dict`."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Architecture:
-        """The architecture that ``as_dict`` wrote."""
+        """Create an architecture from the output of `as_dict`."""
         return cls(fields["family"], tuple(fields["widths"]), tuple(fields["channels"]))
 
 
 def sample_architecture(rng: np.random.Generator, modality: Modality, families: Sequence[str] = ()) -> Architecture:
-    """Draw a family that serves the modality (out of `families`, or the shipped ones), depth 2 to 5, widths, channels.
+    """Sample an architecture: a family that supports the modality, depth 2 to 5, widths and channels.
 
-    The draw does not depend on what else is registered, nor on the order of registration.
-    Widths are multiples of 32 up to 256, constant or shrinking; channels multiples of 8 up to 32, constant or growing.
+    The family is one of `families` (default: the shipped ones). Widths are multiples of 32 up to 256, constant or
+    non-increasing; channels are multiples of 8 up to 32, non-decreasing. The result depends neither on other registered
+    families nor on the order of registration.
     """
     families = families or SHIPPED
     known = [*SHIPPED, *sorted(FAMILIES.keys() - SHIPPED)]
@@ -64,19 +65,19 @@ def sample_architecture(rng: np.random.Generator, modality: Modality, families: 
     allowed = [name for name in fitting if name in families]
     if not allowed:
         raise UserError(
-            f"no extractor for modality {modality.name} of type {modality.type} among the families "
-            f"{', '.join(families)}; add one of {', '.join(fitting) or 'none fits'}"
+            f"families: none of {', '.join(families)} supports modality {modality.name} of type {modality.type}; "
+            + (f"add one of {', '.join(fitting)}" if fitting else "no registered family does")
         )
     family = allowed[rng.integers(len(allowed))]
     n = int(rng.integers(2, 6))
-    distinct = n if rng.integers(2) else 1  # shrinking or constant, a coin each time
+    distinct = n if rng.integers(2) else 1  # non-increasing or constant widths, with equal probability
     widths = np.sort(32 * rng.integers(1, 9, distinct))[::-1]
     channels = np.sort(8 * rng.integers(1, 5, {"CNN1D": n, "CNN2D": n, "TextCNN": 1}.get(family, 0)))
     return Architecture(family, tuple(np.resize(widths, n).tolist()), tuple(channels.tolist()))
 
 
 class Convolution(NamedTuple):
-    """A convolution and the max-pooling behind it; pairs are (height, breadth), and signals have height 1."""
+    """A convolution followed by max-pooling; pairs are (height, breadth), and 1-D signals have height 1."""
 
     inputs: int
     outputs: int
@@ -88,21 +89,21 @@ class Convolution(NamedTuple):
 
     @property
     def breadth(self) -> int:
-        """The output's breadth after pooling; the last window may be shorter."""
+        """Output breadth after pooling; the last window may be shorter."""
         return -(-self.size[1] // self.pool)
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates for one sample."""
+        """Multiply-accumulate operations for one sample."""
         return self.inputs * self.outputs * prod(self.kernel) * prod(self.size)
 
 
 def _on_signal(inputs: int, outputs: int, kernel: int, length: int, pooled: int) -> Convolution:
-    """Same padding, a stride that keeps the output within 1024, then pooled to at most `pooled`.
+    """1-D convolution with "same" padding, strided to an output length of about 1024, pooled to at most `pooled`.
 
-    The stride widens the kernel by as much, so that no input goes unseen; an even kernel pads one place too many.
+    A stride s widens the kernel by s - 1, so that every input is covered. An even kernel pads one element too many.
     """
-    stride = -(-length // LONGEST)
+    stride = -(-length // MAX_SIGNAL_LENGTH)
     kernel += stride - 1
     padding = (-(-length // stride) * stride - stride + kernel - length + 1) // 2
     size = (length + 2 * padding - kernel) // stride + 1
@@ -110,19 +111,19 @@ def _on_signal(inputs: int, outputs: int, kernel: int, length: int, pooled: int)
 
 
 def _on_image(inputs: int, outputs: int, side: int) -> Convolution:
-    """Kernel 3, same padding, stride 2 while the side is above 8."""
+    """2-D convolution with kernel 3 and "same" padding; stride 2 while the side is above 8."""
     stride = 2 if side > 8 else 1
     return Convolution(inputs, outputs, (3, 3), (stride, stride), (1, 1), (-(-side // stride),) * 2)
 
 
 def image_shape(architecture: Architecture, width: int) -> tuple[int, int]:
-    """(height, breadth) of the image a row becomes: a line, or for CNN2D the smallest square that holds it."""
+    """(height, breadth) of a row folded to an image: the smallest square that holds it for CNN2D, else (1, width)."""
     side = ceil(sqrt(width))
     return (side, side) if architecture.family == "CNN2D" else (1, width)
 
 
 def convolutions(architecture: Architecture, width: int) -> list[Convolution]:
-    """The convolutions on a `width`-wide row, one after the other (TextCNN: side by side)."""
+    """List the convolutions for rows of `width` values: in sequence, or in parallel for TextCNN."""
     if architecture.family == "TextCNN":
         return [_on_signal(1, architecture.channels[0], kernel, width, TEXT_POOLED) for kernel in TEXT_KERNELS]
     layers: list[Convolution] = []
@@ -137,7 +138,7 @@ def convolutions(architecture: Architecture, width: int) -> list[Convolution]:
 
 
 def flat_width(architecture: Architecture, width: int) -> int:
-    """How many numbers enter the first Linear layer."""
+    """Number of inputs of the first Linear layer."""
     layers = convolutions(architecture, width)
     if architecture.family != "TextCNN":
         layers = layers[-1:]
@@ -145,12 +146,12 @@ def flat_width(architecture: Architecture, width: int) -> int:
 
 
 def macs(architecture: Architecture, modality: Modality, d: int) -> int:
-    """Multiply-accumulates of one sample's forward pass: what a client costs, so where to place it."""
+    """Multiply-accumulate operations of one sample's forward pass, the cost estimate for placing clients."""
     widths = architecture.widths
     first = flat_width(architecture, modality.width)
     if modality.sparse and not architecture.channels:
         first = min(first, NONZEROS)
-    if architecture.family == "Resmodel":  # each block, and a projection wherever its width shrinks
+    if architecture.family == "Resmodel":  # one Linear per block, and a projection where the width changes
         hidden = widths[0] ** 2 + sum(a * b * (1 if a == b else 2) for a, b in pairwise(widths))
     else:
         hidden = sum(a * b for a, b in pairwise(widths))
@@ -159,7 +160,7 @@ def macs(architecture: Architecture, modality: Modality, d: int) -> int:
 
 
 def weights(architecture: Architecture, modality: Modality, d: int) -> int:
-    """How many weights an extractor has: linear layers have as many as they multiply for a row, if it is dense."""
+    """Number of weights of an extractor; a Linear layer has as many as multiply-accumulates on a dense row."""
     layers = convolutions(architecture, modality.width)
     dense = replace(modality, sparse=False)
     linear = macs(architecture, dense, d) - sum(layer.macs for layer in layers)

@@ -1,4 +1,4 @@
-"""A client's network: one extractor per owned modality, one classifier, and how the features are joined."""
+"""A client's network: one extractor per owned modality, the fusion of their features, and one classifier."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ClientModel(nn.Module):
 
     Parameters
     ----------
-    fusion : ``sum`` classifies the sum of the features, ``concat`` their concatenation, ``separate`` each of them on
-        its own, so that an item to classify is a pair (sample, modality).
+    fusion : ``sum`` classifies the sum of the features, ``concat`` their concatenation, and ``separate`` each feature
+        on its own. An item is one input of the classifier: a sample, or with ``separate`` a pair (sample, modality).
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class ClientModel(nn.Module):
         self.has_batchnorm = has_batchnorm(self)
 
     def features(self, xs: Sequence[Rows]) -> Tensor:
-        """Z (|M_k|, B, d), one slice per owned modality."""
+        """Extract the features Z (|M_k|, B, d), one slice per owned modality."""
         return torch.stack([extractor(x) for extractor, x in zip(self.extractors, xs, strict=True)])
 
     def fuse(self, Z: Tensor) -> Tensor:
-        """What is classified, (items, B, width): one item a sample, or |M_k| of them for ``separate``."""
+        """Return the classifier's input (items, B, width): 1 item per sample, or |M_k| items for ``separate``."""
         if self.fusion == "separate" or len(Z) == 1:
             return Z
         if self.fusion == "sum":
@@ -55,7 +55,7 @@ class ClientModel(nn.Module):
         return Z.transpose(0, 1).flatten(1).unsqueeze(0)
 
     def unfuse(self, g: Tensor, modalities: int) -> Tensor:
-        """From the gradient of `fuse(Z)` to that of Z (|M_k|, B, d); modalities may share its memory."""
+        """Map the gradient g of `fuse(Z)` to that of Z (|M_k|, B, d); modalities may share its memory."""
         if self.fusion == "separate" or modalities == 1:
             return g
         if self.fusion == "sum":
@@ -63,5 +63,5 @@ class ClientModel(nn.Module):
         return g[0].unflatten(1, (modalities, -1)).transpose(0, 1)
 
     def logits(self, Z: Tensor) -> Tensor:
-        """Items' logits (items, B, C) of the features Z (|M_k|, B, d)."""
+        """Compute the logits (items, B, C) of the features Z (|M_k|, B, d)."""
         return self.classifier(self.fuse(Z))

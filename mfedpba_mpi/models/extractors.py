@@ -1,13 +1,15 @@
-"""The five families of feature extractors (the paper's Table "HM"): (B, width) -> (B, d), one small class each.
+"""The five families of feature extractors (the paper's Table "HM"), (B, width) -> (B, d).
 
-Three things differ from the letter of the table, for speed and for equal bits. A one-dimensional convolution is a
-two-dimensional one of height 1 in channels-last order, up to three times as fast on a CPU. Pooling comes before the
-ReLU: the result is the same and the ReLU has less to do. Pooling windows do not overlap (`nn.AdaptiveMaxPool1d`'s do
-where the lengths do not divide, and its CUDA backward is not deterministic).
+Three details differ from the table, for speed and reproducibility:
 
-Weights start as PyTorch starts them, but for convolutions: stacks of those fade the signal so much that at depth 4 or 5
-they stay at chance under plain SGD, so they start by He's rule. Families that users register keep the weights their
-builder gave them.
+* a 1-D convolution is a 2-D convolution of height 1 in channels-last order, up to three times as fast on a CPU;
+* pooling comes before the ReLU: the result is the same, and the ReLU has fewer elements to process;
+* pooling windows do not overlap. Those of `nn.AdaptiveMaxPool1d` overlap where the lengths do not divide, and its CUDA
+  backward pass is not deterministic.
+
+Weights have PyTorch's default initialisation, except those of convolutions, which have He initialisation: with the
+defaults, stacks of 4 or 5 convolutions attenuate the signal so much that plain SGD stays at chance. Families registered
+by users keep the weights from their builder.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from mfedpba_mpi.models.architecture import (
 )
 from mfedpba_mpi.models.inputs import SparseRows
 
-OUTPUT_SCALE = 0.2  # of the last layer's weights under He's rule, relative to PyTorch's default
+OUTPUT_SCALE = 0.2  # scale of the last layer's weights with init "he", relative to PyTorch's default
 
 
 class SparseLinear(nn.Module):
@@ -41,12 +43,12 @@ class SparseLinear(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        bound = width**-0.5  # nn.Linear's own
+        bound = width**-0.5  # as in nn.Linear
         self.weight = nn.Parameter(torch.empty(width, hidden).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(hidden).uniform_(-bound, bound))
 
     def forward(self, rows: SparseRows) -> Tensor:
-        """SparseRows of B rows -> (B, hidden)."""
+        """Map B sparse rows to (B, hidden)."""
         return self.bias + F.embedding_bag(
             rows.indices,
             self.weight,
@@ -58,7 +60,7 @@ class SparseLinear(nn.Module):
 
 
 class Fold(nn.Module):
-    """Rows (B, width), dense or sparse -> images (B, 1, height, breadth) in channels-last order, padded with zeros."""
+    """Fold rows (B, width), dense or sparse, to channels-last images (B, 1, height, breadth), padded with zeros."""
 
     def __init__(self, architecture: Architecture, width: int) -> None:
         super().__init__()
@@ -66,22 +68,22 @@ class Fold(nn.Module):
         self.missing = self.height * self.breadth - width
 
     def forward(self, x: Tensor | SparseRows) -> Tensor:
-        """Make sparse rows dense, this batch only, and fold them."""
+        """Convert the batch to dense rows if it is sparse, and fold it."""
         x = x.dense() if isinstance(x, SparseRows) else x
         x = F.pad(x, (0, self.missing)) if self.missing else x
         return x.view(-1, self.height, self.breadth, 1).permute(0, 3, 1, 2)
 
 
 class Flat(nn.Module):
-    """(B, channels, height, breadth) in channels-last order -> (B, height x breadth x channels), without a copy."""
+    """Flatten channels-last images (B, channels, height, breadth) to (B, height x breadth x channels), no copy."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flatten the image as it lies in memory."""
+        """Flatten the images in memory order."""
         return x.permute(0, 2, 3, 1).flatten(1)
 
 
 class Parallel(nn.ModuleList):
-    """Branches side by side on one input, their outputs joined."""
+    """Parallel branches on one input; the outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 1, 1, width) -> (B, features)."""
@@ -101,8 +103,8 @@ class ResidualBlock(nn.Module):
         return self.skip(x) + self.branch(x)
 
 
-def _first(modality: Modality, hidden: int) -> nn.Module:
-    """The Linear layer on the input; its weights lie by inputs, a sixth faster for a few rows of many numbers."""
+def _input_layer(modality: Modality, hidden: int) -> nn.Module:
+    """Linear layer on the input; its weights are stored input-major, a sixth faster for few wide rows."""
     if modality.sparse:
         return SparseLinear(modality.width, hidden)
     layer = nn.Linear(modality.width, hidden)
@@ -110,33 +112,34 @@ def _first(modality: Modality, hidden: int) -> nn.Module:
     return layer
 
 
-def _rest(widths: tuple[int, ...], d: int) -> list[nn.Module]:
-    """What follows the first Linear layer: ReLU, (n - 1) x (Linear, ReLU), Linear d."""
+def _hidden_layers(widths: tuple[int, ...], d: int) -> list[nn.Module]:
+    """Layers after the first Linear: ReLU, (n - 1) x (Linear, ReLU), Linear d."""
     hidden = [layer for a, b in pairwise(widths) for layer in (nn.ReLU(inplace=True), nn.Linear(a, b))]
     return [*hidden, nn.ReLU(inplace=True), nn.Linear(widths[-1], d)]
 
 
-def _head(architecture: Architecture, modality: Modality, d: int) -> list[nn.Module]:
-    """The n x (Linear, ReLU), Linear d that follow convolutions."""
+def _mlp(architecture: Architecture, modality: Modality, d: int) -> list[nn.Module]:
+    """Layers after the convolutions: n x (Linear, ReLU), Linear d."""
     first = nn.Linear(flat_width(architecture, modality.width), architecture.widths[0])
-    return [first, *_rest(architecture.widths, d)]
+    return [first, *_hidden_layers(architecture.widths, d)]
 
 
-def _convolve(layer: Convolution) -> list[nn.Module]:
-    """The convolution, and its pooling if it has any."""
+def _conv_layers(layer: Convolution) -> list[nn.Module]:
+    """The convolution and, if it has any, its pooling."""
     convolution = nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.padding)
     return [convolution, nn.MaxPool2d((1, layer.pool), ceil_mode=True)] if layer.pool > 1 else [convolution]
 
 
 class Extractor(nn.Sequential):
-    """Layers of the kinds that `manual_sgd` knows its way through."""
+    """Base class of the shipped extractors; all layer types have a pass in `manual_sgd`."""
 
 
 class DNN(Extractor):
     """n x (Linear, ReLU), Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
-        super().__init__(_first(modality, architecture.widths[0]), *_rest(architecture.widths, d))
+        widths = architecture.widths
+        super().__init__(_input_layer(modality, widths[0]), *_hidden_layers(widths, d))
 
 
 class CNN(Extractor):
@@ -144,18 +147,18 @@ class CNN(Extractor):
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
         layers = convolutions(architecture, modality.width)
-        blocks = [part for layer in layers for part in (*_convolve(layer), nn.ReLU(inplace=True))]
+        blocks = [part for layer in layers for part in (*_conv_layers(layer), nn.ReLU(inplace=True))]
         fold = Fold(architecture, modality.width)
-        super().__init__(fold, *blocks, Flat(), *_head(architecture, modality, d))
+        super().__init__(fold, *blocks, Flat(), *_mlp(architecture, modality, d))
 
 
 class TextCNN(Extractor):
-    """Convolutions with kernels 3, 4, 5 side by side, each max-pooled, ReLU, n x (Linear, ReLU), Linear."""
+    """Parallel convolutions with kernels 3, 4, 5, each max-pooled, then ReLU, n x (Linear, ReLU), Linear."""
 
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
-        branches = [nn.Sequential(*_convolve(layer), Flat()) for layer in convolutions(architecture, modality.width)]
+        branches = [nn.Sequential(*_conv_layers(layer), Flat()) for layer in convolutions(architecture, modality.width)]
         fold = Fold(architecture, modality.width)
-        super().__init__(fold, Parallel(branches), nn.ReLU(inplace=True), *_head(architecture, modality, d))
+        super().__init__(fold, Parallel(branches), nn.ReLU(inplace=True), *_mlp(architecture, modality, d))
 
 
 class Resmodel(Extractor):
@@ -164,11 +167,11 @@ class Resmodel(Extractor):
     def __init__(self, architecture: Architecture, modality: Modality, d: int) -> None:
         widths = architecture.widths
         blocks = [ResidualBlock(a, b) for a, b in pairwise((widths[0], *widths))]
-        super().__init__(_first(modality, widths[0]), *blocks, nn.Linear(widths[-1], d))
+        super().__init__(_input_layer(modality, widths[0]), *blocks, nn.Linear(widths[-1], d))
 
 
 Builder = Callable[[Architecture, Modality, int], nn.Module]
-"""``builder(architecture, modality, d)`` makes the module (B, width) -> (B, d)."""
+"""``builder(architecture, modality, d)`` returns a module (B, width) -> (B, d)."""
 
 BUILDERS: dict[str, Builder] = {
     "DNN": DNN,
@@ -180,46 +183,46 @@ BUILDERS: dict[str, Builder] = {
 
 
 def register(family: str, types: str, builder: Builder) -> None:
-    """Make a family of extractors of your own known, for modalities of these types (letters of I, L, A, T).
+    """Register a new extractor family for modalities of the given types (letters of I, L, A, T); see examples/.
 
-    Networks are drawn from it where ``--families`` names it, and only there. See examples/.
+    Clients get networks of this family only if ``--families`` lists it.
     """
     if family in SHIPPED:
-        raise ValueError(f"{family} comes with the program; call yours something else")
+        raise ValueError(f"extractor family {family} is built in; choose another name")
     if not types or not set(types) <= set(TYPES):
-        raise ValueError(f"{family}: types are letters of {''.join(TYPES)}, not {types!r}")
+        raise ValueError(f"extractor family {family}: types must be letters of {''.join(TYPES)}, not {types!r}")
     FAMILIES[family], BUILDERS[family] = types, builder
 
 
 def build_extractor(architecture: Architecture, modality: Modality, d: int, init: str = "pytorch") -> nn.Module:
-    """The extractor f of a modality: (B, width) tensor, or SparseRows where the modality is sparse -> (B, d).
+    """Build the extractor of a modality: a (B, width) tensor, or `SparseRows` if it is sparse, -> (B, d).
 
-    `init` is for the shipped families; any other keeps the weights that its builder gave it.
+    `init` applies to the shipped families; registered ones keep the weights from their builder.
     """
     if architecture.family not in SHIPPED:
-        return _build_own(architecture, modality, d)
+        return _build_registered(architecture, modality, d)
     extractor = BUILDERS[architecture.family](architecture, modality, d)
     if init == "he":
-        initialise_by_he(extractor)
+        he_init(extractor)
     else:
         for layer in extractor.modules():
             if isinstance(layer, nn.Conv2d):
-                _he(layer)
+                _he_init_layer(layer)
     return extractor
 
 
-def _build_own(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
-    """What a registered builder makes, tried on a few rows; a copy, since the builder may return one module twice."""
+def _build_registered(architecture: Architecture, modality: Modality, d: int) -> nn.Module:
+    """Call a registered builder, check the module on a few rows, and copy it: a builder may return one module twice."""
     try:
         module = BUILDERS[architecture.family](architecture, modality, d)
         if not isinstance(module, nn.Module):
             raise UserError(f"the builder must return an nn.Module, not {type(module).__name__}")
         for name, parameter in module.named_parameters():
             if nn.parameter.is_lazy(parameter):
-                raise UserError(f"{name} has no shape yet; use a layer that is not lazy (modality.width is known)")
+                raise UserError(f"{name} is a lazy parameter without a shape; use a regular layer with modality.width")
         module = copy.deepcopy(module)
-        for rows in (3, 1):  # the last batch may have one
-            _try(copy.deepcopy(module).cpu().eval(), modality, rows, d)
+        for rows in (3, 1):  # the last batch may have a single row
+            _check_output(copy.deepcopy(module).cpu().eval(), modality, rows, d)
     except Exception as error:
         error.add_note(f"extractor family {architecture.family}, modality {modality.name}")
         raise
@@ -227,8 +230,8 @@ def _build_own(architecture: Architecture, modality: Modality, d: int) -> nn.Mod
 
 
 @torch.no_grad()
-def _try(module: nn.Module, modality: Modality, rows: int, d: int) -> None:
-    """Refuse a module whose output is not float32 (rows, d), or that changes its input, which later rounds read."""
+def _check_output(module: nn.Module, modality: Modality, rows: int, d: int) -> None:
+    """Raise if the module's output is not float32 (rows, d), or if it changes its input, which later rounds reuse."""
     x: Tensor | SparseRows = torch.linspace(-1, 1, rows * modality.width).view(rows, -1)
     if modality.sparse:
         offsets = torch.arange(rows + 1)
@@ -243,30 +246,30 @@ def _try(module: nn.Module, modality: Modality, rows: int, d: int) -> None:
             f"the output must have shape (B, d): for {rows} x {modality.width} inputs float32 {(rows, d)}, not {shape}"
         )
     if not torch.equal(values, before):
-        raise UserError("forward changes its input in place; let it work on a copy, x.clone()")
+        raise UserError("forward changes its input in place; work on a copy, x.clone()")
 
 
-def _he(layer: nn.Module) -> None:
-    """Weights of variance 2 / fan-in, no bias: the signal keeps its size through a ReLU."""
+def _he_init_layer(layer: nn.Module) -> None:
+    """He initialisation, which preserves the signal's scale through a ReLU: weight variance 2 / fan-in, bias 0."""
     weight = layer.weight.T if isinstance(layer, SparseLinear) else layer.weight
     nn.init.kaiming_normal_(weight, nonlinearity="relu")  # type: ignore[arg-type]
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
 
-def initialise_by_he(extractor: nn.Module) -> None:
-    """He's weights in all hidden layers (but those that BatchNorm looks after); the last layer small.
+def he_init(extractor: nn.Module) -> None:
+    """He initialisation of all hidden layers, unless the extractor has BatchNorm, and a small last layer.
 
-    He's alone start ||z||^2 20 times as large as PyTorch's defaults, to which the weights of losses on prototypes, the
-    paper's lambda_1 among them, are calibrated; hence the small last layer.
+    He initialisation alone makes ||z||^2 20 times as large as PyTorch's defaults. The weights of prototype losses, such
+    as the paper's lambda_1, are calibrated to the latter; hence the small last layer.
     """
     *hidden, last = [m for m in extractor.modules() if isinstance(m, nn.Linear | nn.Conv2d | SparseLinear)]
     for layer in () if has_batchnorm(extractor) else hidden:
-        _he(layer)
+        _he_init_layer(layer)
     bound = OUTPUT_SCALE * last.weight.shape[1] ** -0.5
     nn.init.uniform_(last.weight, -bound, bound)
     nn.init.zeros_(last.bias)  # type: ignore[arg-type]
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """Whether the module cannot train on batches of any size."""
+    """Whether the module contains BatchNorm, which cannot train on arbitrarily small batches."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())

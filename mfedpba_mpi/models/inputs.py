@@ -1,7 +1,7 @@
-"""A client's rows as training reads them: normalised, resident on the device, cut into batches without copies.
+"""Input rows of a client: normalised, resident on the device, split into batches without copies.
 
-Every tensor is allocated by torch (64-byte aligned) rather than borrowed from NumPy, because the bits of some kernels
-depend on alignment.
+Torch allocates every tensor (64-byte aligned) instead of sharing NumPy's memory, because the results of some kernels
+depend on the alignment, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass
 class DenseRows:
-    """All rows of one modality of one client, a tensor (N, width)."""
+    """All rows of one modality of one client: a dense tensor (N, width)."""
 
     values: Tensor
 
@@ -24,20 +24,20 @@ class DenseRows:
         return len(self.values)
 
     def take(self, rows: np.ndarray) -> DenseRows:
-        """The given rows, in that order, as a copy."""
+        """Copy the given rows, in the given order."""
         return DenseRows(self.values.index_select(0, torch.tensor(rows, device=self.values.device)))
 
     def batch(self, start: int, stop: int) -> Tensor:
-        """Rows start to stop, a view (stop - start, width)."""
+        """Return rows start to stop as a view (stop - start, width)."""
         return self.values[start:stop]
 
 
 @dataclass
 class SparseRows:
-    """Rows in CSR form: row i has `values` at the columns `indices`, both from offsets[i] to offsets[i + 1].
+    """Rows in CSR format: row i has `values` at the columns `indices`, both from offsets[i] to offsets[i + 1].
 
-    indices (nnz,) int64, values (nnz,) float32, offsets (B + 1,) int64. `bounds` is the host's copy of the offsets, for
-    cutting batches without waiting for the device.
+    indices (nnz,) int64, values (nnz,) float32, offsets (B + 1,) int64. `bounds` is a copy of the offsets on the host:
+    batches are split by it without a device synchronisation.
     """
 
     indices: Tensor
@@ -50,13 +50,13 @@ class SparseRows:
         return len(self.bounds) - 1
 
     def to(self, device: torch.device | str) -> SparseRows:
-        """The same rows on another device."""
+        """Copy the rows to another device."""
         return SparseRows(
             self.indices.to(device), self.values.to(device), self.offsets.to(device), self.width, self.bounds
         )
 
     def take(self, rows: np.ndarray) -> SparseRows:
-        """The given rows, in that order, as a copy."""
+        """Copy the given rows, in the given order."""
         first, counts = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
         bounds = np.concatenate([[0], np.cumsum(counts)])
         order = torch.tensor(np.arange(bounds[-1]) + np.repeat(first - bounds[:-1], counts), device=self.values.device)
@@ -64,17 +64,17 @@ class SparseRows:
         return SparseRows(self.indices[order], self.values[order], offsets, self.width, bounds)
 
     def batch(self, start: int, stop: int) -> SparseRows:
-        """Rows start to stop, as views."""
+        """Return rows start to stop as views."""
         bounds = self.bounds[start : stop + 1]
         entries = slice(bounds[0], bounds[-1])
         offsets = self.offsets[start : stop + 1] - int(bounds[0])
         return SparseRows(self.indices[entries], self.values[entries], offsets, self.width, bounds - bounds[0])
 
     def dense(self) -> Tensor:
-        """The rows as a tensor (B, width)."""
+        """Convert the rows to a dense tensor (B, width)."""
         starts = torch.arange(len(self), device=self.values.device) * self.width
-        places = starts.repeat_interleave(self.offsets.diff(), output_size=len(self.indices)) + self.indices
-        return self.values.new_zeros(len(self) * self.width).index_copy_(0, places, self.values).view(-1, self.width)
+        flat = starts.repeat_interleave(self.offsets.diff(), output_size=len(self.indices)) + self.indices
+        return self.values.new_zeros(len(self) * self.width).index_copy_(0, flat, self.values).view(-1, self.width)
 
 
 def modality_rows(
@@ -83,9 +83,10 @@ def modality_rows(
     normalisation: str = "standard",
     device: torch.device | str = "cpu",
 ) -> DenseRows | SparseRows:
-    """One client's rows of one modality (N, width), training rows first, normalised and on the device.
+    """Normalise a client's rows of one modality (N, width), training rows first, and copy them to the device.
 
-    ``standard`` standardises dense columns by the first `n_train` rows and gives sparse rows one length.
+    The normalisation ``standard`` standardises dense columns by the first `n_train` rows, and scales all sparse rows to
+    one length.
     """
     if sp.issparse(matrix):
         matrix = sp.csr_array(matrix, dtype=np.float64, copy=True)
@@ -105,7 +106,7 @@ def modality_rows(
 
 
 def standardise(matrix: np.ndarray, n_train: int) -> np.ndarray:
-    """Columns to mean 0 and deviation 1 over the first `n_train` rows, in float64; constant ones are only centred."""
+    """Scale columns to mean 0 and deviation 1 over the first `n_train` rows, in float64; only centre constant ones."""
     matrix = matrix.astype(np.float64)
     train = matrix[:n_train]
     deviation = np.where(np.ptp(train, axis=0) > 0, train.std(axis=0), 1.0)
@@ -113,10 +114,11 @@ def standardise(matrix: np.ndarray, n_train: int) -> np.ndarray:
 
 
 def scale_rows(matrix: sp.csr_array) -> np.ndarray:
-    """The stored values (nnz,) with every row divided by its L2 norm and times sqrt(width) / 2; zero rows stay.
+    """Scale every nonzero row to the L2 norm sqrt(width) / 2 and return the stored values (nnz,).
 
-    Columns of deviation 1 give rows of length sqrt(width). Rows of length 1 are too faint for plain SGD at the usual
-    rates: on Reuters (450 documents, 50 epochs at 0.005) a DNN stays at chance, at half of sqrt(width) it reaches 68 %.
+    Columns of deviation 1 give rows of norm sqrt(width). Rows of norm 1 are too small for plain SGD at the usual
+    learning rates: on Reuters (450 documents, 50 epochs at 0.005) a DNN stays at chance with norm 1, and reaches 68 %
+    with norm sqrt(width) / 2.
     """
     norms = np.sqrt(matrix.multiply(matrix).sum(axis=1))
     factors = np.sqrt(matrix.shape[1]) / 2 / np.where(norms > 0, norms, 1.0)

@@ -1,9 +1,9 @@
-"""A step of plain SGD through an extractor, by hand: forward, backward and update without autograd.
+"""Manual SGD steps through an extractor: forward, backward and weight update without autograd.
 
-A batch of twelve rows is so little work that recording it costs more than doing it. So every kind of layer has a
-`Pass` here that keeps its input, and on the way back multiplies out the gradient and adds it to the weights in the same
-product. The modules in `extractors` stay what defines the networks; the passes share their weights, and tests compare
-the two.
+On a batch of twelve rows autograd's bookkeeping costs more than the arithmetic. Each layer type therefore has a `Pass`
+that stores its input and computes the gradients itself. A Linear layer multiplies out its weight gradient and adds it
+to the weights in a single matrix product. The modules in `extractors` define the networks; the passes share their
+weights, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mfedpba_mpi.models.inputs import SparseRows
 
 aten = torch.ops.aten
 relu_backward = aten.threshold_backward.grad_input
-OURS = {BUILDERS[family] for family in SHIPPED}
-SMALL = 3000  # places of a convolution's output, below which PyTorch's own backward pass is faster than oneDNN's
+SHIPPED_EXTRACTORS = {BUILDERS[family] for family in SHIPPED}
+ONEDNN_MIN_OUTPUT = 3000  # batch x height x breadth; below it PyTorch's native convolution backward is faster
 
 
 @contextmanager
-def _native(wanted: bool) -> Iterator[None]:
-    """Without oneDNN, where that is `wanted`."""
+def _onednn_disabled(disable: bool) -> Iterator[None]:
+    """Disable oneDNN inside the block if `disable` is true."""
     enabled = mkldnn.enabled
-    mkldnn.enabled = enabled and not wanted  # type: ignore[assignment]
+    mkldnn.enabled = enabled and not disable  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -40,29 +40,32 @@ def _native(wanted: bool) -> Iterator[None]:
 
 
 class Pass(ABC):
-    """One layer's way forth and back."""
+    """Forward and backward pass of one layer, with the SGD update of its weights."""
 
-    by_hand = True  # without autograd
-    learns = True  # whether there are weights to train
+    uses_autograd = False
+    trainable = True  # whether the layer has weights to train
 
     def __init__(self, layer: Any):
         self.layer = layer
 
     @abstractmethod
     def forward(self, x: Any) -> Tensor:
-        """The layer's output; keeps what `backward` needs."""
+        """Compute the layer's output and store what `backward` needs."""
 
     @abstractmethod
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        """From the gradient of the output to that of the input, with w <- w - lr dw on the way.
+        """Update the weights, w <- w - lr dL/dw, and return the gradient with respect to the input.
 
-        Without `needs_input_grad` nobody wants the input's gradient, and what is returned means nothing. `g` may be
-        overwritten, but not by a Linear layer, the last of every extractor: modalities may share it.
+        Parameters
+        ----------
+        g : gradient with respect to the output. A pass may overwrite it, except that of a Linear layer: this is the
+            last layer of every extractor, and modalities may share the memory of its `g`.
+        needs_input_grad : if false, the return value is undefined.
         """
 
 
 def step_linear(W: Tensor, b: Tensor, x: Tensor, g: Tensor, lr: float) -> None:
-    """A step of y = x W^T + b, from the input x (B, inputs) and the gradient g (B, outputs) of y."""
+    """SGD step of y = x W^T + b, from the input x (B, inputs) and the gradient g (B, outputs) of y."""
     g_t = g.t()
     W.addmm_(g_t, x, alpha=-lr)
     b.addmv_(g_t, _ones(g.shape[0], g.dtype, g.device), alpha=-lr)
@@ -91,7 +94,7 @@ class LinearPass(Pass):
 
 
 class SparseLinearPass(Pass):
-    """Touches only the rows of the weights whose inputs are not 0."""
+    """Linear layer on sparse rows; updates only the weight rows of nonzero inputs."""
 
     def __init__(self, layer: SparseLinear):
         self.layer, self.W, self.b = layer, layer.weight.detach(), layer.bias.detach()
@@ -108,9 +111,9 @@ class SparseLinearPass(Pass):
 
 
 class ReLUPass(Pass):
-    """In place, forth and back."""
+    """ReLU, in place in both directions."""
 
-    learns = False
+    trainable = False
 
     def forward(self, x: Tensor) -> Tensor:
         self.y = x.relu_()
@@ -121,7 +124,7 @@ class ReLUPass(Pass):
 
 
 class ConvolutionPass(Pass):
-    """By oneDNN, but for small images on the way back."""
+    """2-D convolution by oneDNN, except the backward pass of small images."""
 
     def __init__(self, layer: nn.Conv2d):
         self.W, self.b = layer.weight.detach(), layer.bias.detach()  # type: ignore[union-attr]
@@ -132,10 +135,10 @@ class ConvolutionPass(Pass):
         return torch.conv2d(x, self.W, self.b, self.stride, self.padding)
 
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        places = self.stride, self.padding, (1, 1), False, (0, 0), 1
-        with _native(needs_input_grad and len(g) * g.shape[2] * g.shape[3] < SMALL):
+        geometry = self.stride, self.padding, (1, 1), False, (0, 0), 1
+        with _onednn_disabled(needs_input_grad and len(g) * g.shape[2] * g.shape[3] < ONEDNN_MIN_OUTPUT):
             gx, gW, gb = aten.convolution_backward(
-                g, self.x, self.W, self.b.shape, *places, (needs_input_grad, True, True)
+                g, self.x, self.W, self.b.shape, *geometry, (needs_input_grad, True, True)
             )
         self.W.sub_(gW, alpha=lr)
         self.b.sub_(gb, alpha=lr)
@@ -143,26 +146,26 @@ class ConvolutionPass(Pass):
 
 
 class MaxPoolPass(Pass):
-    """Keeps where the largest was."""
+    """Max-pooling; stores the indices of the maxima."""
 
-    learns = False
+    trainable = False
 
     def __init__(self, layer: nn.MaxPool2d):
         self.window = (layer.kernel_size, layer.stride, (0, 0), (1, 1), layer.ceil_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
-        y, self.places = aten.max_pool2d_with_indices(x, *self.window)
+        y, self.indices = aten.max_pool2d_with_indices(x, *self.window)
         return y
 
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        return aten.max_pool2d_with_indices_backward(g, self.x, *self.window, self.places)
+        return aten.max_pool2d_with_indices_backward(g, self.x, *self.window, self.indices)
 
 
 class FlatPass(Pass):
-    """A view, forth and back."""
+    """Flattening, a view in both directions."""
 
-    learns = False
+    trainable = False
 
     def forward(self, x: Tensor) -> Tensor:
         _, self.channels, self.height, self.breadth = x.shape
@@ -173,22 +176,22 @@ class FlatPass(Pass):
 
 
 class FoldPass(Pass):
-    """Inputs as images; nobody is further on."""
+    """Rows to images; always the first layer, so it has no backward pass."""
 
-    learns = False
+    trainable = False
 
     def forward(self, x: Tensor | SparseRows) -> Tensor:
         return self.layer(x)
 
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        raise AssertionError("only inputs are folded")
+        raise AssertionError("Fold is the first layer and has no backward pass")
 
 
 class ParallelPass(Pass):
-    """Only inputs are seen by several branches, so nobody is further on."""
+    """Parallel branches on the extractor's input; the input gradient is never needed."""
 
     def __init__(self, branches: Parallel):
-        self.branches = [Chain(branch) for branch in branches]  # type: ignore[arg-type]
+        self.branches = [SequentialPass(branch) for branch in branches]  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         parts = [branch.forward(x) for branch in self.branches]
@@ -202,7 +205,7 @@ class ParallelPass(Pass):
 
 
 class BatchNormPass(Pass):
-    """By the batch's own mean and variance, as in training."""
+    """BatchNorm in training mode: normalises by the batch statistics and updates the running ones."""
 
     def __init__(self, layer: nn.BatchNorm1d):
         self.w, self.b = layer.weight.detach(), layer.bias.detach()
@@ -227,7 +230,7 @@ class ResidualPass(Pass):
     """skip(x) + branch(x)."""
 
     def __init__(self, block: ResidualBlock):
-        self.branch = Chain(block.branch)
+        self.branch = SequentialPass(block.branch)
         self.skip = None if isinstance(block.skip, nn.Identity) else LinearPass(block.skip)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -239,51 +242,56 @@ class ResidualPass(Pass):
 
 
 class AutogradPass(Pass):
-    """Any module, by autograd: as in plain PyTorch, parameters that are frozen or without a gradient stay.
+    """Any module, differentiated by autograd.
 
-    `inside` a chain layers before it may want the gradient of its input.
+    As in plain PyTorch, parameters that are frozen or receive no gradient stay unchanged.
+
+    Parameters
+    ----------
+    has_previous : whether other layers precede the module, so that `backward` may have to return an input gradient.
     """
 
-    by_hand = False
+    uses_autograd = True
 
-    def __init__(self, layer: nn.Module, inside: bool = True):
-        self.layer, self.inside = layer, inside
+    def __init__(self, layer: nn.Module, has_previous: bool = True):
+        self.layer, self.has_previous = layer, has_previous
         self.weights = [p for p in layer.parameters() if p.requires_grad]
-        self.learns = bool(self.weights)
+        self.trainable = bool(self.weights)
 
     def forward(self, x: Any) -> Tensor:
-        with torch.set_grad_enabled(self.inside or self.learns):
-            self.x = x.detach().requires_grad_() if self.inside and isinstance(x, Tensor) else x
+        with torch.set_grad_enabled(self.has_previous or self.trainable):
+            self.x = x.detach().requires_grad_() if self.has_previous and isinstance(x, Tensor) else x
             self.y = self.layer(self.x)
         return self.y.detach()
 
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        if not self.y.requires_grad:  # the module has cut it off
+        if not self.y.requires_grad:  # the module detached its output
             return torch.zeros_like(self.x) if needs_input_grad else g
-        wanted = [*self.weights, *([self.x] if needs_input_grad else [])]
-        gradients = torch.autograd.grad(self.y, wanted, g, materialize_grads=True)
+        variables = [*self.weights, *([self.x] if needs_input_grad else [])]
+        gradients = torch.autograd.grad(self.y, variables, g, materialize_grads=True)
         for w, gw in zip(self.weights, gradients, strict=not needs_input_grad):
             w.sub_(gw, alpha=lr)
         return gradients[-1] if needs_input_grad else g
 
 
-class Chain(Pass):
-    """Layers one after the other; on the way back it stops at the first one that learns, if nobody is further on."""
+class SequentialPass(Pass):
+    """Layers in sequence; the backward pass ends at the first trainable layer."""
 
     def __init__(self, layers: Iterable[nn.Module]):
         self.passes = [PASSES.get(type(layer), AutogradPass)(layer) for layer in layers]
-        self.by_hand = all(each.by_hand for each in self.passes)
-        first = next(i for i, each in enumerate(self.passes) if each.learns)
-        self.back = [(each, i > first) for i, each in enumerate(self.passes)][first:][::-1]
+        self.uses_autograd = any(layer.uses_autograd for layer in self.passes)
+        first = next(i for i, layer in enumerate(self.passes) if layer.trainable)
+        # (pass, whether a trainable layer precedes it), last layer first
+        self.backward_order = [(layer, i > first) for i, layer in enumerate(self.passes)][first:][::-1]
 
     def forward(self, x: Any) -> Tensor:
-        for each in self.passes:
-            x = each.forward(x)
+        for layer in self.passes:
+            x = layer.forward(x)
         return x
 
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        for each, inside in self.back:
-            g = each.backward(g, lr, inside or needs_input_grad)
+        for layer, has_trainable_before in self.backward_order:
+            g = layer.backward(g, lr, has_trainable_before or needs_input_grad)
         return g
 
 
@@ -295,11 +303,13 @@ PASSES: dict[type[nn.Module], Callable[[Any], Pass]] = {
 
 
 def training_pass(extractor: nn.Module) -> Pass:
-    """The way through an extractor, on its weights as they lie now.
+    """Build the training pass of an extractor; it shares the current weight tensors.
 
-    By hand through ours, where every parameter is trained and has one place; by autograd through any other.
+    Shipped extractors are trained manually if every parameter is trainable and no two layers share one. All others are
+    trained by autograd.
     """
     weights = [p for _, p in extractor.named_parameters(remove_duplicate=False)]
-    if type(extractor) in OURS and all(p.requires_grad for p in weights) and len(weights) == len({*weights}):
-        return Chain(extractor)  # type: ignore[arg-type]
-    return AutogradPass(extractor, inside=False)
+    all_trainable, untied = all(p.requires_grad for p in weights), len(weights) == len({*weights})
+    if type(extractor) in SHIPPED_EXTRACTORS and all_trainable and untied:
+        return SequentialPass(extractor)  # type: ignore[arg-type]
+    return AutogradPass(extractor, has_previous=False)

@@ -111,7 +111,7 @@ class SampledFederation(Federation):
         The sample comes first so that stand-ins can copy its uploads of the same phase.
         """
         others = (k for k in self.clients if k not in self.sample)
-        return [*self.sample, *others][: max(len(self.sample), self.method.problem.drawn)]
+        return [*self.sample, *others][: max(len(self.sample), self.method.problem.clients_per_round)]
 
 
 class MeasuredClient(Client):

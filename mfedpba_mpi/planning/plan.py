@@ -121,7 +121,7 @@ def make_plan(
     rates = calibrate(problem)
     costs = [cost(problem, k) for k in range(problem.K)]
     placed = place(costs, machine.ranks)
-    participation = problem.drawn / problem.K
+    participation = problem.clients_per_round / problem.K
     up, down = payload(method, min(2, config.rounds))
     last_up, last_down = payload(method, config.rounds)
     transfer = 0.0 if machine.nodes == 1 else (up + down) / NETWORK_BANDWIDTH
@@ -168,7 +168,7 @@ def payload(method: Method, t: int) -> tuple[int, int]:
     for phase in range(method.phases):
         up += sum(method.upload(t, phase, k).payload_bytes for k in range(K))
         down += sum(method.reply(t, phase, k).payload_bytes for k in range(K))
-    drawn = method.problem.drawn
+    drawn = method.problem.clients_per_round
     return round(up * drawn / K), round(down * drawn / K)
 
 

@@ -14,7 +14,7 @@ from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.engine.launch import FaultTolerance, claim, launch
 from mfedpba_mpi.engine.resume import find_same, resumed
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import MFedPBA
+from mfedpba_mpi.methods.params import MFedPBAParameters
 from mfedpba_mpi.studies.formats import save, show_table
 from mfedpba_mpi.studies.study import SEED, find_study
 from mfedpba_mpi.studies.tables import tabulate
@@ -34,7 +34,7 @@ def run_ablation(config: RunConfig, data_dir: Path, out: Path, fault_tolerance: 
     for number, (place, choice) in enumerate(zip(places, study.axes["variant"], strict=True), 1):
         click.echo(f"== {choice.label} ({number} of {len(places)})")
         changes = nested(choice.settings).get("mfedpba", {})
-        changes = {name: check(MFedPBA, name, value) for name, value in changes.items()}
+        changes = {name: check(MFedPBAParameters, name, value) for name, value in changes.items()}
         variant = replace(config, params=replace(config.params, **changes))
         variant, complete = resumed(find_same(out / place.path, variant), variant, data_dir)
         if not complete:

@@ -43,7 +43,9 @@ def test_gpus_given_to_a_torch_for_cpus_are_refused(build):
 def test_gpus_hidden_from_a_torch_for_cuda_are_refused(build, monkeypatch):
     build("12.4", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"allocated 1 GPU on .* `nvidia-smi` .* CUDA_VISIBLE_DEVICES \(empty\), or use"):
+    with pytest.raises(
+        UserError, match=r"allocated 1 GPU on .* `nvidia-smi` .* CUDA_VISIBLE_DEVICES \(empty\), or use"
+    ):
         check_slurm_gpus(1)
 
 

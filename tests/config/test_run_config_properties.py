@@ -15,7 +15,7 @@ from mfedpba_mpi.config.fields import fields_of, kind_of
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import METHODS, MFedPBA
+from mfedpba_mpi.methods.params import METHODS, MFedPBAParameters
 from tests.properties import examples
 
 SETTINGS = [name for name in fields_of(RunConfig) if name != "params"]
@@ -97,7 +97,7 @@ ANY_SETTINGS = st.dictionaries(NAMES, WILD, max_size=3)
     proper_settings() | st.just({}),
     ANY_SETTINGS,
     ANY_SETTINGS,
-    st.dictionaries(st.sampled_from(list(fields_of(MFedPBA))), WILD, max_size=2),
+    st.dictionaries(st.sampled_from(list(fields_of(MFedPBAParameters))), WILD, max_size=2),
 )
 def test_any_settings_make_a_configuration_or_an_error_of_one_line(start, more, file, flags):
     assert isinstance(outcome(make_config, {**start, **more}, file, flags), RunConfig | str)

@@ -58,7 +58,9 @@ def test_quiet_says_nothing(config, tmp_path, capsys):
 def test_a_run_that_is_there_is_kept_resumed_or_replaced_as_asked(config, tmp_path):
     first = simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
     assert repr(first) == f"<Run {tmp_path}/out: MFedPBA on synthetic (synthetic data), complete after 2 of 2 rounds>"
-    with pytest.raises(UserError, match=r"already holds a run .* resume=True to continue .* overwrite=True to replace it"):
+    with pytest.raises(
+        UserError, match=r"already holds a run .* resume=True to continue .* overwrite=True to replace it"
+    ):
         simulate(config, tmp_path / "out", tmp_path / "data", quiet=True)
     again = simulate(config, tmp_path / "out", tmp_path / "data", resume=True, quiet=True)
     assert again.attributes["started"] == first.attributes["started"]

@@ -1,4 +1,4 @@
-"""Federations small enough to be worked out by hand: features are the inputs themselves, so nothing hides them."""
+"""Federations small enough for calculations by hand: extractors are the identity, so features equal inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,11 +24,11 @@ class Federation(NamedTuple):
 
 
 @pytest.fixture
-def by_hand() -> Callable[..., Federation]:
-    """A function that builds a method's clients and server on data written out in the test.
+def make_federation() -> Callable[..., Federation]:
+    """A function that builds a method with its clients and server on data given in the test.
 
-    `rounds`, `batch_size`, `epochs`, `lr`, `fusion` and the method's parameters (as a dict under its name) are
-    settings; inputs are not normalised, and each extractor is the identity, so Z[m] are the values themselves.
+    `settings` are those of a run, such as `rounds`, `batch_size`, `epochs`, `lr`, `fusion`, and the method's parameters
+    as a dict under its name. Inputs are not normalised, and each extractor is the identity, so Z[m] are the inputs.
     """
 
     def build(
@@ -47,20 +47,20 @@ def by_hand() -> Callable[..., Federation]:
             )
             for values, labels in clients
         )
-        made = load_method(method)(Problem(config, info, specs))
+        instance = load_method(method)(Problem(config, info, specs))
         built = []
         for k, (values, labels) in enumerate(clients):
-            twice = {m: np.array([*rows, *rows], np.float32) for m, rows in values.items()}
-            client = made.client(k, ClientData(np.array([*labels, *labels]), len(labels), twice), CPU)
+            twice = {m: np.array([*rows, *rows], np.float32) for m, rows in values.items()}  # training and test rows
+            client = instance.client(k, ClientData(np.array([*labels, *labels]), len(labels), twice), CPU)
             client.model.extractors = nn.ModuleList(nn.Identity() for _ in values)
             built.append(client)
-        return Federation(made, built, made.server(CPU))
+        return Federation(instance, built, instance.server(CPU))
 
     return build
 
 
 @pytest.fixture
 def finished(finished: Callable[..., Run], request: pytest.FixtureRequest) -> Callable[..., Run]:
-    """The function of the same name, for the method that the test file is named after unless told otherwise."""
+    """The global fixture `finished`, with the method that the test file is named after as default."""
     method = request.module.__name__.rpartition("test_")[2]
     return lambda **changes: finished(**{"method": method, **changes})

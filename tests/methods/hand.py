@@ -1,4 +1,4 @@
-"""What the hand-worked federations are made of, see the fixture `by_hand`."""
+"""Client data for the fixture `make_federation`."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 class Data(NamedTuple):
-    """A client: modality number -> rows (n, d), and the n labels; all rows are training rows, and test rows too."""
+    """Data of a client: rows (n, d) by modality number, and n labels; all rows are used for training and testing."""
 
     values: Mapping[int, Sequence[Sequence[float]]]
     labels: Sequence[int]

@@ -1,4 +1,4 @@
-"""K-means against every partition of a few points."""
+"""K-means, compared with an exhaustive search over all partitions of a few points."""
 
 from itertools import product
 
@@ -9,7 +9,7 @@ from mfedpba_mpi.methods.clustering import kmeans
 from mfedpba_mpi.rng import generator
 
 
-def scatter(X, labels):
+def inertia(X, labels):
     return sum(((X[labels == g] - X[labels == g].mean(0)) ** 2).sum() for g in set(labels.tolist()))
 
 
@@ -17,10 +17,10 @@ def scatter(X, labels):
 @pytest.mark.parametrize(("n", "G"), [(2, 2), (5, 2), (7, 3), (6, 4)])
 def test_kmeans_finds_the_optimum_of_small_cases(seed, n, G):
     X = np.random.default_rng(seed).random((n, 3)) ** 2
-    best = min(scatter(X, np.array(labels)) for labels in product(range(G), repeat=n))
-    assert scatter(X, kmeans(X, G, generator(seed, "test"), restarts=60)) == pytest.approx(best, abs=1e-12)
+    best = min(inertia(X, np.array(labels)) for labels in product(range(G), repeat=n))
+    assert inertia(X, kmeans(X, G, generator(seed, "test"), restarts=60)) == pytest.approx(best, abs=1e-12)
     labels = kmeans(X, G, generator(seed, "test"))
-    assert scatter(X, labels) <= 1.1 * best + 1e-12  # ten restarts: points without clusters may keep a local optimum
+    assert inertia(X, labels) <= 1.1 * best + 1e-12  # with ten restarts, unclustered points may end in a local optimum
     assert (labels == kmeans(X, G, generator(seed, "test"))).all()
 
 

@@ -1,4 +1,4 @@
-"""What holds for every method: the same bits on several ranks as in one process."""
+"""Every method gives bit-identical results on several ranks and in one process."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from mfedpba_mpi.records.run_log import RunLog
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
 @pytest.mark.parametrize("method", METHODS)
-def test_three_ranks_give_the_bits_of_one_process(tiny, tmp_path, method, fusion):
+def test_three_ranks_and_one_process_are_bit_identical(tiny, tmp_path, method, fusion):
     from mfedpba_mpi.comm.mpi import MPIComm
 
     config = tiny(method=method, fusion=fusion, clients=7, participation=0.6, rounds=4, eval_every=2)

@@ -1,4 +1,4 @@
-"""FedMVP against a round worked out by hand and against loops over samples, with absent classes and modalities."""
+"""FedMVP, compared with a round calculated by hand and loops over samples, with absent classes and modalities."""
 
 import math
 
@@ -12,20 +12,22 @@ from mfedpba_mpi.methods.fedmvp import alignment_loss, cka
 from tests.methods.hand import Data
 
 M, C, d = 3, 4, 5
-OWNED = [(1,), (0, 2), (0, 1, 2)]  # the last client lacks nothing
+OWNED = [(1,), (0, 2), (0, 1, 2)]  # the last client has all modalities
 
 
 # A round by hand
 
 
-def test_a_round_by_hand(by_hand):
-    """Client 0 has one of two modalities, class 2 is nobody's; lr = 1, one batch, P1 = P2 = 0, A = 1, tau = 1."""
+def test_a_round_by_hand(make_federation):
+    """Client 0 has one of two modalities, no client has class 2; lr = 1, one batch, P1 = P2 = 0, A = 1, tau = 1."""
     clients = [
         Data({0: [[1, 0], [0, 1]]}, [0, 1]),
         Data({0: [[1, 0], [0, 2]], 1: [[1, 0], [0, -1]]}, [0, 1]),
     ]
     parameters = {"alpha": 0.01, "beta": 0.5, "temperature": 1.0, "probes": 3}
-    method, (first, second), server = by_hand("fedmvp", clients, modalities=2, lr=1.0, fusion="sum", fedmvp=parameters)
+    method, (first, second), server = make_federation(
+        "fedmvp", clients, modalities=2, lr=1.0, fusion="sum", fedmvp=parameters
+    )
     for client in (first, second):
         for p in client.joint.parameters():
             nn.init.zeros_(p)
@@ -34,7 +36,7 @@ def test_a_round_by_hand(by_hand):
     L = math.log(2)
     h_G = {"W": torch.tensor([[L, 0], [0, L], [0, -L]]), "b": torch.tensor([L, 0, 0])}
 
-    # Client 0 completes: the bank is (1, 0), (0, 1), (0, -1).
+    # Client 0 adds a completion token; the bank is (1, 0), (0, 1), (0, -1).
     #   z = (1, 0): h_G(z) = (2L, 0, 0), pi = (4, 1, 1)/6,   bank's mean (4/6, 0)   -> r = (1, 0),    s = zJ = (2, 0)
     #   z = (0, 1): h_G(z) = (L, L, -L), pi = (4, 4, 1)/9,   bank's mean (4/9, 3/9) -> r = (0.8, 0.6), s = (0.8, 1.6)
     # o = (3L, 0, 0) and (1.8L, 1.6L, -1.6L), so p = (0.8, 0.1, 0.1) and (0.508833, 0.442965, 0.048203).
@@ -47,21 +49,21 @@ def test_a_round_by_hand(by_hand):
     assert first.losses["ce"] == pytest.approx(0.518705, abs=2e-6)
     assert first.losses["ram"] == 0
 
-    # Client 1 lacks nothing: zJ = (2, 0) and (0, 1), o = (3L, 0, 0) and (L, L, -L), p = (8, 1, 1)/10 and (4, 4, 1)/9.
-    # CE = (-ln 0.8 - ln 4/9)/2 = 0.517037. Modality 0 alone: p_y = 4/6 and 16/25, CE = 0.425876, better: ||zJ - z^0||
-    # is the length of z^1 = (1, 0), (0, -1). Modality 1 alone: p_y = 4/6 and 1/9, worse. L_RAM = sqrt(2)/2.
+    # Client 1 has all modalities: zJ = (2, 0) and (0, 1), o = (3L, 0, 0) and (L, L, -L), so p = (8, 1, 1)/10 and
+    # (4, 4, 1)/9. CE = (-ln 0.8 - ln 4/9)/2 = 0.517037. Modality 0 alone: p_y = 4/6 and 16/25, CE = 0.425876, better:
+    # ||zJ - z^0|| is the norm of z^1 = (1, 0), (0, -1). Modality 1 alone: p_y = 4/6 and 1/9, worse. L_RAM = sqrt(2)/2.
     # Contrast with modality 0: qJ = q = (1, 0), (0, 1), each anchor e/(e + 1 + 1); with modality 1: q = (1, 0),
     # (0, -1), two anchors as before and two with 1/e / (1/e + 1 + 1).
     h_1 = second.update(1, 0, h_G)
     W_1 = [[L + 0.2, -2 / 9], [-0.1, L + 5 / 18], [-0.1, -L - 1 / 18]]
     np.testing.assert_allclose(h_1["W"], W_1, atol=2e-6)
     np.testing.assert_allclose(h_1["b"], [L - 11 / 90, 41 / 180, -19 / 180], atol=2e-6)
-    like, unlike = math.log(math.e + 2) - 1, math.log(1 / math.e + 2) + 1
+    near, far = math.log(math.e + 2) - 1, math.log(1 / math.e + 2) + 1
     assert second.losses["ce"] == pytest.approx(0.517037, abs=2e-6)
-    assert second.losses["mcm"] == pytest.approx(like + (like + unlike) / 2, rel=1e-6)
+    assert second.losses["mcm"] == pytest.approx(near + (near + far) / 2, rel=1e-6)
     assert second.losses["ram"] == pytest.approx(math.sqrt(0.5), rel=1e-6)
 
-    # Two rows of a symmetric 2 x 2 matrix with equal diagonal have the same sum: each classifier weighs 1/2.
+    # Two rows of a symmetric 2 x 2 matrix with equal diagonal have the same sum: each classifier has the weight 1/2.
     server.X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     reply = server.step(1, 0, {0: h_0, 1: h_1})
     W_G = [[0.791381, -0.314644], [0.011407, 1.054850], [-0.109641, -0.740206]]
@@ -82,7 +84,7 @@ def test_a_round_by_hand(by_hand):
 
 
 def reference_tokens(z_own, h_G, missing):
-    """The tokens of one sample from its features, a list of d-vectors."""
+    """Tokens of one sample from its features, a list of d-vectors."""
     if not missing:
         return z_own
     W, b = h_G
@@ -103,7 +105,7 @@ def reference_ce(features, y, w):
 
 
 def reference_loss(Z, y, w, h_G, missing, alpha, beta, tau):
-    """[CE, MCM, RAM] of features Z[m][i], sample by sample; the tokens of all samples are joined by sum."""
+    """[CE, MCM, RAM] of features Z[m][i], sample by sample; the tokens of a sample are fused by their sum."""
     B = len(y)
     tokens = [reference_tokens([Z[m][i] for m in range(len(Z))], h_G, missing) for i in range(B)]
     zJ = [joint_of(tokens[i], w) for i in range(B)]
@@ -131,7 +133,7 @@ def reference_loss(Z, y, w, h_G, missing, alpha, beta, tau):
 
 
 def features_of(rows, w):
-    """Z[m][i] of rows[m][i] by linear extractors."""
+    """Features Z[m][i] of rows[m][i] by linear extractors."""
     return [
         [w[f"extractors.{j}.weight"] @ x + w[f"extractors.{j}.bias"] for x in torch.tensor(x_m, dtype=torch.float64)]
         for j, x_m in enumerate(rows)
@@ -139,14 +141,14 @@ def features_of(rows, w):
 
 
 @pytest.fixture
-def one_client(by_hand):
-    """A function that makes a client with linear extractors: (client, rows[m][i], labels, some h_G)."""
+def one_client(make_federation):
+    """A function that creates a client with linear extractors; returns (client, rows[m][i], labels, random h_G)."""
 
     def make(owned, n=6, labels=(0, 2, 2, 1, 0, 1), fusion="sum", **settings):
         rng = np.random.default_rng(3)
         rows = {m: rng.normal(size=(n, d)).tolist() for m in owned}
         given = {"lr": 0.5, "fusion": fusion} | settings
-        client = by_hand("fedmvp", [Data(rows, list(labels[:n]))], M, classes=C, d=d, **given).clients[0]
+        client = make_federation("fedmvp", [Data(rows, list(labels[:n]))], M, classes=C, d=d, **given).clients[0]
         torch.manual_seed(4)
         client.model.extractors = nn.ModuleList(nn.Linear(d, d) for _ in owned)
         h_G = {"W": torch.randn(C, d), "b": torch.randn(C)}
@@ -167,8 +169,8 @@ def one_client(by_hand):
     ],
     ids=["full", "ram", "mcm without completion", "ce"],
 )
-def test_a_step_is_the_reference_step(one_client, owned, fusion, parameters):
-    """Six samples are fewer than the batch of twelve: one step, its losses and all new weights are compared."""
+def test_a_step_equals_the_reference(one_client, owned, fusion, parameters):
+    """Six samples are less than a batch of twelve: the losses and new weights of one step are compared."""
     client, rows, y, h_G = one_client(owned, fusion=fusion, fedmvp=parameters)
     alpha, beta, tau = parameters["alpha"], parameters["beta"], parameters.get("temperature", 0.1)
     w = {name: p.detach().double().clone() for name, p in client.model.named_parameters()}
@@ -192,8 +194,8 @@ def test_a_step_is_the_reference_step(one_client, owned, fusion, parameters):
         )
 
 
-def test_the_alignment_of_the_reference_steps_is_not_empty(one_client):
-    """The comparison above says something of L_RAM: for some clients the bracket is 1."""
+def test_the_reference_steps_cover_the_alignment_term(one_client):
+    """The comparison above covers L_RAM: for some clients the bracket is 1."""
     found = []
     for owned in OWNED:
         for fusion in ("sum", "separate"):
@@ -205,7 +207,7 @@ def test_the_alignment_of_the_reference_steps_is_not_empty(one_client):
 
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
 @pytest.mark.parametrize("owned", OWNED)
-def test_prediction_goes_through_the_completed_joint_feature(one_client, owned, fusion):
+def test_predictions_use_the_joint_feature_with_completion(one_client, owned, fusion):
     client, rows, _, h_G = one_client(owned, fusion=fusion)
     client.update(1, 0, h_G)
     w = {name: p.detach().double() for name, p in client.model.named_parameters()}
@@ -222,7 +224,7 @@ def test_prediction_goes_through_the_completed_joint_feature(one_client, owned, 
     assert found.flatten().tolist() == expected
 
 
-def test_the_bank_is_the_inbox_and_not_the_trained_classifier(one_client):
+def test_the_class_bank_is_the_received_classifier(one_client):
     client, _, _, h_G = one_client((1,))
     client.update(1, 0, h_G)
     Z = torch.randn(1, 64, d, generator=torch.Generator().manual_seed(0))
@@ -230,7 +232,7 @@ def test_the_bank_is_the_inbox_and_not_the_trained_classifier(one_client):
     assert not torch.equal(client.predict(1, Z, h_G)[0], client.predict(1, Z, other)[0])
 
 
-def test_a_client_that_lacks_nothing_has_no_completed_token(one_client):
+def test_a_client_with_all_modalities_has_no_completion_token(one_client):
     assert not one_client(OWNED[2])[0].completes
     assert one_client(OWNED[1])[0].completes
     assert not one_client(OWNED[1], fedmvp={"completion": False})[0].completes
@@ -243,7 +245,7 @@ def test_a_round_starts_from_the_global_classifier(one_client):
     assert torch.equal(h_k["b"], h_G["b"])
 
 
-def test_the_distance_has_a_gradient_where_it_is_zero():
+def test_the_alignment_loss_has_a_gradient_at_distance_zero():
     zJ = torch.ones(1, 3, 2, requires_grad=True)
     (gradient,) = torch.autograd.grad(alignment_loss(zJ, torch.ones(2, 1, 3, 2), torch.ones(2, 1)), zJ)
     assert not gradient.any()
@@ -257,18 +259,18 @@ def test_one_class_and_a_last_batch_of_one_sample(one_client, fusion):
     assert all(math.isfinite(value) for value in client.losses.values())
 
 
-def test_a_client_goes_on_from_its_state(one_client):
-    unbroken, _, _, h_G = one_client((0, 2))
-    unbroken.update(1, 0, h_G)
+def test_a_restored_client_continues_identically(one_client):
+    original, _, _, h_G = one_client((0, 2))
+    original.update(1, 0, h_G)
     resumed = one_client((0, 2), seed=7)[0]
-    resumed.model.load_state_dict(unbroken.model.state_dict())
-    resumed.config = unbroken.config
-    a, b = unbroken.update(2, 0, h_G), resumed.update(2, 0, h_G)
+    resumed.model.load_state_dict(original.model.state_dict())
+    resumed.config = original.config
+    a, b = original.update(2, 0, h_G), resumed.update(2, 0, h_G)
     assert torch.equal(a["W"], b["W"])
-    assert unbroken.losses == resumed.losses
+    assert original.losses == resumed.losses
 
 
-def test_what_a_client_draws_does_not_depend_on_the_global_generator(one_client):
+def test_initial_weights_do_not_depend_on_the_global_generator(one_client):
     torch.manual_seed(0)
     a = one_client((1,))[0]
     torch.manual_seed(1)
@@ -281,7 +283,7 @@ def test_what_a_client_draws_does_not_depend_on_the_global_generator(one_client)
 
 
 def reference_cka(A, B):
-    """Of outputs A and B (Q, C), by the definition."""
+    """CKA of outputs A and B (Q, C) by definition."""
     grams = []
     for H in (np.asarray(A, float), np.asarray(B, float)):
         H = np.stack([row / np.sqrt((row**2).sum()) for row in H])
@@ -292,8 +294,8 @@ def reference_cka(A, B):
 
 
 @pytest.fixture
-def server(by_hand):
-    return by_hand("fedmvp", [Data({0: [[0.0] * d] * 2}, [0, 1])], M, classes=C, d=d).server
+def server(make_federation):
+    return make_federation("fedmvp", [Data({0: [[0.0] * d] * 2}, [0, 1])], M, classes=C, d=d).server
 
 
 def heads(n, seed=0):
@@ -301,7 +303,7 @@ def heads(n, seed=0):
     return {2 * k: {"W": torch.randn(C, d, generator=g), "b": torch.randn(C, generator=g)} for k in range(n)}
 
 
-def test_classifiers_are_averaged_by_their_likeness(server):
+def test_classifiers_are_weighted_by_cka(server):
     uploads = heads(4)
     uploads[8] = {name: value + 0.1 for name, value in uploads[2].items()}
     X = server.X.numpy().astype(float)
@@ -319,15 +321,15 @@ def test_classifiers_are_averaged_by_their_likeness(server):
 
 def test_cka_is_symmetric_with_a_diagonal_of_ones():
     H = torch.randn(5, 40, C, generator=torch.Generator().manual_seed(0))
-    H[4] = 1.0  # a classifier that says the same of everything
+    H[4] = 1.0  # a classifier with constant outputs
     CKA = cka(H)
     np.testing.assert_allclose(CKA, CKA.T, atol=1e-6)
     assert (CKA.diagonal() == 1).all()
     assert ((CKA >= 0) & (CKA <= 1 + 1e-5)).all()
 
 
-def test_cka_tells_like_from_unlike():
-    """In the dimensions of a real problem: about 0.2 for unrelated classifiers, near 1 for a copy slightly off."""
+def test_cka_is_high_for_similar_classifiers_only():
+    """With realistic dimensions: about 0.2 for unrelated classifiers, near 1 for a slightly perturbed copy."""
     g = torch.Generator().manual_seed(0)
     X, W = torch.randn(256, 48, generator=g), torch.randn(2, 10, 48, generator=g)
     W = torch.cat([W, W[:1] + 0.1 * torch.randn(1, 10, 48, generator=g)])
@@ -336,32 +338,32 @@ def test_cka_tells_like_from_unlike():
     assert CKA[0, 2] > 0.95
 
 
-def test_identical_classifiers_weigh_the_same(server):
+def test_identical_classifiers_have_equal_weights(server):
     h = heads(1)[0]
     reply = server.step(1, 0, dict.fromkeys(range(5), h))
     np.testing.assert_allclose(reply["W"], h["W"], rtol=1e-5)
-    shifted = {k: {"W": h["W"] * (k + 1), "b": h["b"] * (k + 1)} for k in range(3)}  # the same directions: CKA 1
-    np.testing.assert_allclose(server.step(1, 0, shifted)["W"], 2 * h["W"], rtol=1e-5)
+    scaled = {k: {"W": h["W"] * (k + 1), "b": h["b"] * (k + 1)} for k in range(3)}  # the same directions: CKA 1
+    np.testing.assert_allclose(server.step(1, 0, scaled)["W"], 2 * h["W"], rtol=1e-5)
 
 
-def test_a_single_classifier_comes_back_as_it_is(server):
+def test_a_single_classifier_is_returned_unchanged(server):
     h = heads(1)[0]
     reply = server.step(1, 0, {3: h})
     assert torch.equal(reply["W"], h["W"])
     assert torch.equal(reply["b"], h["b"])
 
 
-def test_a_likeness_that_is_not_finite_is_named(server):
+def test_a_non_finite_cka_raises(server):
     huge = {k: {"W": torch.full((C, d), 3e38), "b": torch.zeros(C)} for k in range(2)}
     with pytest.raises(RunError, match="server, round 4: CKA of the classifiers is not finite"):
         server.step(4, 0, huge)
 
 
-def test_without_completion_and_both_terms_classifiers_are_still_averaged_by_likeness(by_hand):
+def test_aggregation_uses_cka_without_completion_and_extra_terms(make_federation):
     rng = np.random.default_rng(0)
     clients = [Data({0: rng.normal(size=(6, d)).tolist()}, [0, 1, 2, 0, 1, 2]) for _ in range(3)]
     off = {"alpha": 0.0, "beta": 0.0, "completion": False}
-    _, built, server = by_hand("fedmvp", clients, M, classes=C, d=d, lr=0.5, fedmvp=off)
+    _, built, server = make_federation("fedmvp", clients, M, classes=C, d=d, lr=0.5, fedmvp=off)
     uploads = {k: client.update(1, 0, server.first_message()) for k, client in enumerate(built)}
     assert all(client.losses["mcm"] == client.losses["ram"] == 0 for client in built)
     H = [server.X.numpy() @ h["W"].numpy().T + h["b"].numpy() for h in uploads.values()]
@@ -387,7 +389,7 @@ def test_a_run(finished, fusion, partition):
 
 
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
-def test_many_clients_of_few_classes_and_one_participant_a_round(finished, fusion):
+def test_clients_with_few_classes_and_one_participant_per_round(finished, fusion):
     run = finished(fusion=fusion, clients=14, alpha=0.05, participation=0.07, rounds=4)
     assert (run.rounds["participants"].sum(axis=1) == 1).all()
     counts = run.partition["counts"]

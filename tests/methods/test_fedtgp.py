@@ -1,4 +1,4 @@
-"""FedTGP against numbers worked out by hand, autograd in double precision, and loops."""
+"""FedTGP, compared with calculations by hand, autograd in double precision, and loops."""
 
 import math
 
@@ -11,8 +11,8 @@ from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.fedtgp import TrainablePrototypes, adaptive_margin
 from tests.methods.hand import Data
 
-# Client 0 owns modalities 0 and 1, its fused features are (1, 1), (-1, -1) of class 0 and (3, 4) of class 1.
-# Client 1 owns modality 1 and has class 0 alone, with mean (0, 0). Nobody has class 2.
+# Client 0 owns modalities 0 and 1; its fused features are (1, 1), (-1, -1) of class 0 and (3, 4) of class 1.
+# Client 1 owns modality 1 and has only class 0, with mean (0, 0). No client has class 2.
 TWO = [
     Data({0: [(1, 0), (-3, 0), (3, 2)], 1: [(0, 1), (2, -1), (0, 2)]}, [0, 0, 1]),
     Data({1: [(1, 2), (-1, -2)]}, [0, 0]),
@@ -35,15 +35,15 @@ def distance(a, b):
     return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
-def test_a_round_by_hand(by_hand):
-    """One server step at rate 0.3 from Phat = e = (3, 0), (0, 4), (5, 5), A1 = A2 = 1, a1 = a2 = 0.
+def test_a_round_by_hand(make_federation):
+    """One server step with learning rate 0.3 from Phat = e = (3, 0), (0, 4), (5, 5), A1 = A2 = 1, a1 = a2 = 0.
 
-    Uploads: (0, 0) of class 0 twice and (3, 4) of class 1. avg_0 and avg_1 are 5 apart, so delta = min(5, 1) = 1.
-    Distances to Phat_0 and Phat_1: 3 and 4, 3 and 4, 4 and 3; with the margin 4 and 4 each time, so s = 1/2, and every
-    pull on a Phat is 1/2 towards the own prototype and 1/2 away from the other's, over 3.
+    Uploads: (0, 0) of class 0 twice and (3, 4) of class 1. ||avg_0 - avg_1|| = 5, so delta = min(5, 1) = 1.
+    Distances to Phat_0 and Phat_1: 3 and 4, 3 and 4, 4 and 3. With the margin all are 4, so s = 1/2, and each p_j moves
+    its own Phat towards itself and the other one away, with weight 1/2 over 3.
     """
     options = {"server_epochs": 1, "server_lr": 0.3, "margin": 1.0}
-    method, clients, server = by_hand("fedtgp", TWO, modalities=2, fedtgp=options)
+    method, clients, server = make_federation("fedtgp", TWO, modalities=2, fedtgp=options)
     eye = [[1, 0], [0, 1]]
     set_network(server.network, [[3, 0], [0, 4], [5, 5]], eye, [0, 0], eye, [0, 0])
     uploads = uploads_of(clients)
@@ -68,16 +68,16 @@ def test_a_round_by_hand(by_hand):
     Phat = [(1.321, -0.0995), (1.118, 8.226), (3.75, 9.48)]
     torch.testing.assert_close(reply["P_G"], torch.tensor(Phat))
     assert reply["P_present"].tolist() == [True, True, False]
-    # The loss after the step, the margin being on the own class.
+    # The loss after the step; the margin applies to the own class.
     near, far = distance((0, 0), Phat[0]) + 1, distance((0, 0), Phat[1])
     own, other = distance((3, 4), Phat[1]) + 1, distance((3, 4), Phat[0])
     loss = (2 * math.log(1 + math.exp(near - far)) + math.log(1 + math.exp(own - other))) / 3
     assert server.record == {"server_tgp": pytest.approx(loss, rel=1e-5), "server_margin": 1.0}
-    # The client's pull, over three samples of two numbers each.
+    # The client's prototype loss, over three samples x two features.
     clients[0].update(2, 0, reply)
     squares = [distance(z, Phat[c]) ** 2 for z, c in (((1, 1), 0), ((-1, -1), 0), ((3, 4), 1))]
     assert clients[0].losses["proto"] == pytest.approx(sum(squares) / 6, rel=1e-5)
-    # (4, 10) is nearest to Phat_2, which nobody is to predict.
+    # (4, 10) is nearest to Phat_2, but class 2 is absent.
     Z = torch.tensor([[[4.0, 10.0], [1.0, 0.0]]])
     assert clients[1].predict(1, Z, reply)[0].tolist() == [[1, 0]]
     for k in range(2):
@@ -89,8 +89,8 @@ def test_a_round_by_hand(by_hand):
     assert method.predicts_from_reply
 
 
-def test_a_step_is_that_of_autograd():
-    """Five classes, one of them left out; hidden width other than d."""
+def test_a_step_equals_autograd():
+    """Five classes, one of them excluded; the hidden width differs from d."""
     g = torch.Generator().manual_seed(1)
     classes, width, hidden, b = 5, 4, 7, 9
     network = TrainablePrototypes(classes, width, hidden)
@@ -113,17 +113,17 @@ def test_a_step_is_that_of_autograd():
         torch.testing.assert_close(found, (leaf - 0.2 * gradient).float(), rtol=1e-5, atol=1e-6)
 
 
-def test_training_takes_every_prototype_once_an_epoch(by_hand, monkeypatch):
+def test_every_epoch_uses_every_prototype_once(make_federation, monkeypatch):
     g = np.random.default_rng(2)
     data = [Data({0: g.normal(size=(6, d))}, [0, 0, 1, 1, 2, 2]) for _ in range(3)]
-    _, clients, server = by_hand("fedtgp", data, modalities=1, fedtgp={"server_epochs": 4, "server_batch": 4})
+    _, clients, server = make_federation("fedtgp", data, modalities=1, fedtgp={"server_epochs": 4, "server_batch": 4})
     uploads, batches = uploads_of(clients), []
     monkeypatch.setattr(
-        server.network, "step", lambda p, hot, margin, lr: batches.append((p.clone(), hot.argmax(1), lr))
+        server.network, "step", lambda p, one_hot, margin, lr: batches.append((p.clone(), one_hot.argmax(1), lr))
     )
     server.step(1, 0, uploads)
     assert [len(p) for p, _, _ in batches] == [4, 4, 1] * 4
-    assert {lr for _, _, lr in batches} == {0.01}  # the clients'
+    assert {lr for _, _, lr in batches} == {0.01}  # that of the clients
     expected = sorted((*uploads[k]["P"][c].tolist(), c) for k in range(3) for c in range(3))
     orders = []
     for epoch in range(4):
@@ -135,18 +135,18 @@ def test_training_takes_every_prototype_once_an_epoch(by_hand, monkeypatch):
 
 
 def loop_margin(average, present, tau_m):
-    """As published: gaps of 1e9 where there is none, replaced by the smallest gap."""
-    there = [c for c in range(len(average)) if present[c]]
-    gaps = [min((distance(average[c], average[o]) for o in there if o != c), default=1e9) for c in there]
-    gaps += [1e9] * (len(average) - len(there))
+    """As published: undefined gaps are 1e9, then replaced by the smallest gap."""
+    classes = [c for c in range(len(average)) if present[c]]
+    gaps = [min((distance(average[c], average[o]) for o in classes if o != c), default=1e9) for c in classes]
+    gaps += [1e9] * (len(average) - len(classes))
     smallest = min(gaps)
     return min(max(smallest if gap > 1e8 else gap for gap in gaps), tau_m)
 
 
 @pytest.mark.parametrize("present", ["11111", "10110", "01000", "00011"])
 @pytest.mark.parametrize("tau_m", [0.0, 1.0, 100.0])
-def test_the_margin(present, tau_m):
-    """With one class there is no gap, and the margin is the largest allowed."""
+def test_the_margin_equals_the_published_one(present, tau_m):
+    """With one class there is no gap, and the margin is tau_m."""
     average = torch.randn(5, 4, generator=torch.Generator().manual_seed(3)) * 3
     mask = torch.tensor([bit == "1" for bit in present])
     delta = adaptive_margin(average, mask, tau_m)
@@ -154,10 +154,10 @@ def test_the_margin(present, tau_m):
     assert delta <= tau_m
 
 
-def test_loss_and_step_are_finite_where_prototypes_coincide(by_hand):
-    """All Phat_c are the one prototype that everyone uploads."""
+def test_loss_and_step_are_finite_if_prototypes_coincide(make_federation):
+    """All Phat_c equal the one prototype that all clients upload."""
     data = [Data({0: [(7.3, 9.1)] * 3}, [0, 1, 2])] * 2
-    _, clients, server = by_hand("fedtgp", data, modalities=1, fedtgp={"server_epochs": 20})
+    _, clients, server = make_federation("fedtgp", data, modalities=1, fedtgp={"server_epochs": 20})
     uploads = uploads_of(clients)
     zero = torch.zeros(d, d)
     set_network(server.network, torch.zeros(C, d), zero, torch.zeros(d), zero, uploads[0]["P"][0])
@@ -165,11 +165,11 @@ def test_loss_and_step_are_finite_where_prototypes_coincide(by_hand):
     assert reply["P_G"].isfinite().all()
     assert server.record["server_margin"] == 0
     assert server.record["server_tgp"] == pytest.approx(math.log(3))
-    torch.testing.assert_close(reply["P_G"], uploads[0]["P"])  # at distance 0 there is no direction to go
+    torch.testing.assert_close(reply["P_G"], uploads[0]["P"])  # the gradient is 0 at distance 0
 
 
-def test_a_step_is_finite_where_the_published_distance_is_not():
-    """Phat is 1e-5 from the prototypes, and |p|^2 - 2 p.c + |c|^2 in float32 is below zero."""
+def test_a_step_is_finite_if_the_published_distance_is_nan():
+    """Phat is at distance 1e-5 from the prototypes, and |p|^2 - 2 p.c + |c|^2 in float32 is negative."""
     g = torch.Generator().manual_seed(4)
     p = torch.randn(12, 48, generator=g).mul(3)
     p[:] = p[0]
@@ -184,10 +184,10 @@ def test_a_step_is_finite_where_the_published_distance_is_not():
     assert not torch.equal(network(), Phat)
 
 
-def test_training_brings_the_loss_down_and_classes_apart(by_hand):
-    """The classes are 5 apart, so with a margin of 1 the loss can go down to about log(1 + exp(1 - 5)) = 0.018."""
+def test_training_reduces_the_loss_and_separates_classes(make_federation):
+    """The class distance is 5, so with margin 1 the loss can decrease to about log(1 + exp(1 - 5)) = 0.018."""
     options = {"server_lr": 0.1, "server_epochs": 50, "margin": 1.0}
-    _, clients, server = by_hand("fedtgp", TWO, modalities=2, fedtgp=options)
+    _, clients, server = make_federation("fedtgp", TWO, modalities=2, fedtgp=options)
     uploads = uploads_of(clients)
     for t in range(1, 6):
         Phat = server.step(t, 0, uploads)["P_G"].tolist()
@@ -196,35 +196,35 @@ def test_training_brings_the_loss_down_and_classes_apart(by_hand):
     assert distance(Phat[1], (3, 4)) + 1 < distance(Phat[0], (3, 4))
 
 
-def test_no_epochs_leave_the_prototypes_as_they_are(by_hand):
-    _, clients, server = by_hand("fedtgp", TWO, modalities=2, fedtgp={"server_epochs": 0})
+def test_without_server_epochs_prototypes_do_not_change(make_federation):
+    _, clients, server = make_federation("fedtgp", TWO, modalities=2, fedtgp={"server_epochs": 0})
     before = server.network().clone()
     for t in (1, 2):
         assert torch.equal(server.step(t, 0, uploads_of(clients))["P_G"], before)
     assert math.isfinite(server.record["server_tgp"])
 
 
-def test_a_class_once_uploaded_stays_and_one_never_uploaded_is_left_alone(by_hand):
-    _, clients, server = by_hand("fedtgp", TWO, modalities=2)
+def test_uploaded_classes_stay_present_and_others_are_not_trained(make_federation):
+    _, clients, server = make_federation("fedtgp", TWO, modalities=2)
     uploads = uploads_of(clients)
     e = server.network.embedding.weight
     start = e.clone()
     assert server.step(1, 0, {1: uploads[1]})["P_present"].tolist() == [True, False, False]  # one class, one client
-    assert torch.equal(e, start)  # alone, it has nothing to be told apart from
+    assert torch.equal(e, start)  # with one class the loss is constant
     assert server.record == {"server_tgp": 0.0, "server_margin": 6.25}  # 100 sqrt(2 / 512)
     assert server.step(2, 0, uploads)["P_present"].tolist() == [True, True, False]
     assert not torch.equal(e[1], start[1])
-    kept = e[1].clone()
+    before = e[1].clone()
     assert server.step(3, 0, {1: uploads[1]})["P_present"].tolist() == [True, True, False]
-    assert not torch.equal(e[1], kept)  # not there this round, but still one to keep away from
+    assert not torch.equal(e[1], before)  # not uploaded in this round, but still a negative class
     assert torch.equal(e[2], start[2])
 
 
-def test_the_state_is_all_that_persists(by_hand):
-    _, clients, server = by_hand("fedtgp", TWO, modalities=2)
+def test_the_state_dict_is_complete(make_federation):
+    _, clients, server = make_federation("fedtgp", TWO, modalities=2)
     uploads = uploads_of(clients)
     server.step(1, 0, {0: uploads[0]})
-    other = by_hand("fedtgp", TWO, modalities=2).server
+    other = make_federation("fedtgp", TWO, modalities=2).server
     for name, value in other.state_dict().items():
         value.copy_(server.state_dict()[name])
     one, two = server.step(2, 0, {1: uploads[1]}), other.step(2, 0, {1: uploads[1]})
@@ -232,16 +232,16 @@ def test_the_state_is_all_that_persists(by_hand):
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in server.state_dict().items())
 
 
-def test_defaults_of_the_server_are_the_clients_and_d(by_hand):
-    server = by_hand("fedtgp", TWO, modalities=2, lr=0.07, batch_size=5).server
+def test_server_defaults(make_federation):
+    server = make_federation("fedtgp", TWO, modalities=2, lr=0.07, batch_size=5).server
     assert (server.lr, server.batch, server.network.inner.out_features) == (0.07, 5, d)
     options = {"server_lr": 0.5, "server_batch": 3, "hidden": 9}
-    server = by_hand("fedtgp", TWO, modalities=2, lr=0.07, batch_size=5, fedtgp=options).server
+    server = make_federation("fedtgp", TWO, modalities=2, lr=0.07, batch_size=5, fedtgp=options).server
     assert (server.lr, server.batch, server.network.inner.out_features) == (0.5, 3, 9)
 
 
-def test_a_loss_that_is_not_finite_is_named(by_hand):
-    _, clients, server = by_hand("fedtgp", TWO, modalities=2)
+def test_a_non_finite_loss_raises(make_federation):
+    _, clients, server = make_federation("fedtgp", TWO, modalities=2)
     server.network.outer.bias.fill_(torch.nan)
     with pytest.raises(RunError, match="server, round 7: L_tgp is not finite"):
         server.step(7, 0, uploads_of(clients))
@@ -260,7 +260,7 @@ def test_a_run(finished, fusion):
     assert np.isfinite(rounds["accuracy_classifier"]).all()
 
 
-def test_without_the_pull_it_is_local(finished):
+def test_with_lambda_zero_it_equals_local(finished):
     local, off = finished(method="local"), finished(fedtgp={"lam": 0, "predict": "classifier"})
     assert local.final["client_sha256"] == off.final["client_sha256"]
     np.testing.assert_array_equal(local.rounds["correct"], off.rounds["correct"])
@@ -268,15 +268,15 @@ def test_without_the_pull_it_is_local(finished):
 
 
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
-def test_absent_classes_and_lone_participants(finished, fusion):
-    """Clients of fewer samples than a batch, some with one class; one participant a round."""
+def test_absent_classes_and_single_participants(finished, fusion):
+    """Some clients have fewer samples than a batch or only one class; one participant per round."""
     changes = dict(clients=14, alpha=0.05, participation=0.07, rounds=5, families="DNN,Resmodel")
     run = finished(fedtgp={"lam": 1}, fusion=fusion, **changes)
-    counts, took_part = run.partition["counts"], run.rounds["participants"]
-    assert (took_part.sum(axis=1) == 1).all()
+    counts, participated = run.partition["counts"], run.rounds["participants"]
+    assert (participated.sum(axis=1) == 1).all()
     assert (counts.sum(axis=1) < 12).any()
     assert ((counts > 0).sum(axis=1) == 1).any()
-    assert np.isfinite(run.rounds["loss_proto"][took_part]).all()
+    assert np.isfinite(run.rounds["loss_proto"][participated]).all()
     assert np.isfinite(run.rounds["server_tgp"]).all()
-    ever = (counts[took_part.any(axis=0)] > 0).any(axis=0)
+    ever = (counts[participated.any(axis=0)] > 0).any(axis=0)
     np.testing.assert_array_equal(run.final["P_present"], ever)

@@ -1,4 +1,4 @@
-"""Tracked gradients: what is logged is what autograd finds, and looking changes nothing."""
+"""Gradient tracking: logged norms equal those of autograd, and tracking does not change a run."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ from tests.methods.hand import CPU, Data
 
 
 def class_means(values, y):
-    """{class: mean of its rows} of a batch (b, .)."""
+    """Map each class of a batch (b, .) to the mean of its rows."""
     return {c: values[y == c].mean(0) for c in y.unique().tolist()}
 
 
@@ -48,16 +48,16 @@ def mfedpba(client, Z, logits, y, inbox):
 
 
 def fedproto(client, Z, logits, y, inbox):
-    """MSE(z_i, Pbar_{y_i}); a sample whose class has none adds 0."""
+    """MSE(z_i, Pbar_{y_i}); a sample of a class without prototype adds 0."""
     difference = (Z.sum(0) - inbox["P_G"][y]) * inbox["P_present"][y, None]
     return difference.square().mean()
 
 
-PULLS = {"local": lambda *_: 0.0, "fedproto": fedproto, "mfedpba": mfedpba}
+EXTRA_LOSSES = {"local": lambda *_: 0.0, "fedproto": fedproto, "mfedpba": mfedpba}
 
 
-def reference(client, pull, t, inbox):
-    """The mean of ||grad L||^2 over the batches of round `t`, by autograd on a copy of the model that is trained."""
+def reference(client, extra_loss, t, inbox):
+    """Mean of ||grad L||^2 over the batches of round `t`, by autograd while training a copy of the model."""
     model, found = copy.deepcopy(client.model).train(), []
     theta = list(model.parameters())
     for number in range(client.config.epochs):
@@ -66,7 +66,7 @@ def reference(client, pull, t, inbox):
             y = epoch.y[start:stop]
             Z = model.features([x.batch(start, stop) for x in epoch.xs])
             logits = model.classifier(Z.sum(0))
-            loss = F.cross_entropy(logits, y) + (pull(client, Z, logits, y, inbox) if inbox else 0.0)
+            loss = F.cross_entropy(logits, y) + (extra_loss(client, Z, logits, y, inbox) if inbox else 0.0)
             gradients = torch.autograd.grad(loss, theta)
             found.append(sum(g.double().square().sum().item() for g in gradients))
             with torch.no_grad():
@@ -76,7 +76,7 @@ def reference(client, pull, t, inbox):
 
 
 def federation(config, directory):
-    """The method's server and clients on the data of `config`, as a run has them."""
+    """Create the method's server and clients for a run of `config`."""
     problem, _, _, shards = prepare(config, directory, SerialComm())
     method = load_method(config.method)(problem)
     clients = [method.client(k, data, CPU) for k, data in enumerate(read_clients(shards, range(problem.K)))]
@@ -84,23 +84,23 @@ def federation(config, directory):
 
 
 @pytest.mark.parametrize("families", ["DNN", "DNN,Resmodel", "CNN2D,TextCNN,CNN1D"])
-@pytest.mark.parametrize("method", PULLS)
-def test_the_norm_is_that_of_autograds_gradients(tiny, tmp_path, method, families):
+@pytest.mark.parametrize("method", EXTRA_LOSSES)
+def test_the_logged_norm_equals_that_of_autograd(tiny, tmp_path, method, families):
     settings = {"clients": 6, "alpha": 0.3, "samples": 200, "lr": 0.002}  # FedProto's Resmodel diverges here at 0.01
     config = tiny(method=method, families=families, track_gradients=True, **settings)
     server, clients = federation(config, tmp_path)
     assert any(client.model.has_batchnorm for client in clients) == ("Resmodel" in families)
     inbox = {}
     for t in (1, 2, 3):
-        expected = [reference(client, PULLS[method], t, inbox) for client in clients]
+        expected = [reference(client, EXTRA_LOSSES[method], t, inbox) for client in clients]
         uploads = {k: client.update(t, 0, inbox) for k, client in enumerate(clients)}
         assert [client.gradient_norm2 for client in clients] == pytest.approx(expected, rel=1e-4)
         inbox = server.step(t, 0, uploads) if server else {}
 
 
-def test_a_step_worked_out_by_hand(by_hand):
+def test_a_step_calculated_by_hand(make_federation):
     """W = b = 0, one sample x = (1, 2) of class 0 of 2: g_b = (-1/2, 1/2), g_W = g_b x^T, so ||g||^2 = 1/2 (1 + 5)."""
-    (client,) = by_hand(
+    (client,) = make_federation(
         "local", [Data({0: [(1, 2)]}, [0])], modalities=1, classes=2, lr=0.5, track_gradients=True
     ).clients
     for p in client.model.classifier.parameters():
@@ -109,11 +109,11 @@ def test_a_step_worked_out_by_hand(by_hand):
     assert client.gradient_norm2 == pytest.approx(3, rel=1e-6)
 
 
-def test_groups_count_at_their_own_rates_and_a_resting_one_not_at_all():
+def test_parameter_groups_use_their_learning_rates_and_rate_zero_is_left_out():
     extractors = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1)])
-    a, resting = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    a, constant = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
     client = SimpleNamespace(
-        model=SimpleNamespace(extractors=extractors), device=CPU, rates=lambda: (0.5, [([a], 0.25), ([resting], 0.0)])
+        model=SimpleNamespace(extractors=extractors), device=CPU, rates=lambda: (0.5, [([a], 0.25), ([constant], 0.0)])
     )
     norm = GradientNorm(client)
     with torch.no_grad():
@@ -124,11 +124,11 @@ def test_groups_count_at_their_own_rates_and_a_resting_one_not_at_all():
     assert norm.mean() == pytest.approx((9 + 9 + 16 + 144) / 2)
 
 
-def test_extractors_that_rest_are_left_out(by_hand):
-    """Harmony's second stage with encoder_lr_factor 0: the fusion classifier's gradient alone, as a finite number."""
+def test_extractors_with_learning_rate_zero_are_left_out(make_federation):
+    """Harmony's stage 2 with encoder_lr_factor 0: the norm is that of the fusion classifier's gradient, and finite."""
     data = [Data({0: [(1, 2), (3, 1)]}, [0, 1]), Data({0: [(0, 1), (2, 2)]}, [1, 2])]
     settings = {"stage1_rounds": 1, "encoder_lr_factor": 0}
-    built = by_hand("harmony", data, modalities=1, rounds=2, harmony=settings, track_gradients=True)
+    built = make_federation("harmony", data, modalities=1, rounds=2, harmony=settings, track_gradients=True)
     client = built.clients[0]
     client.model.extractors = nn.ModuleList([nn.Linear(2, 2)])
     inbox = {"start": torch.zeros(3, 3), "mean": torch.zeros(1, 3, 3)}
@@ -138,14 +138,14 @@ def test_extractors_that_rest_are_left_out(by_hand):
     assert all(torch.equal(value, before[name]) for name, value in client.model.extractors[0].state_dict().items())
     with torch.no_grad():
         z = client.model.extractors[0](torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
-    # W = b = 0: g = (1/3 - y) / 2 of each sample
+    # W = b = 0: g = (1/3 - y) / 2 for each sample
     g = (torch.full((2, 3), 1 / 3) - F.one_hot(torch.tensor([0, 1]), 3)) / 2
     expected = (g.T @ z).square().sum() + g.sum(0).square().sum()
     assert client.gradient_norm2 == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_looking_changes_no_bit(finished, method):
+def test_tracking_does_not_change_a_run(finished, method):
     settings = {"method": method, "clients": 5, "participation": 0.6, "alpha": 1.0}
     off, on = finished(**settings), finished(track_gradients=True, **settings)
     assert on.final["client_sha256"] == off.final["client_sha256"]
@@ -155,11 +155,11 @@ def test_looking_changes_no_bit(finished, method):
     for name, values in off.rounds.items():
         if not name.startswith(("seconds_", "wire_up")):
             np.testing.assert_array_equal(on.rounds[name], values, err_msg=name)
-    np.testing.assert_array_equal(on.rounds["wire_up"], off.rounds["wire_up"] + 8)  # one number more for each client
+    np.testing.assert_array_equal(on.rounds["wire_up"], off.rounds["wire_up"] + 8)  # one more number per client
 
 
-def test_a_client_that_is_not_tracked_has_none(by_hand):
-    (client,) = by_hand("local", [Data({0: [(1, 2)]}, [0])], modalities=1).clients
+def test_without_tracking_the_norm_is_nan(make_federation):
+    (client,) = make_federation("local", [Data({0: [(1, 2)]}, [0])], modalities=1).clients
     client.update(1, 0, {})
     assert math.isnan(client.gradient_norm2)
 
@@ -172,7 +172,7 @@ def assert_same(run, other):
     np.testing.assert_array_equal(run.final["plan"], other.final["plan"])
 
 
-def test_a_run_that_goes_on_has_the_same_gradients_and_plans(tiny, finished, tmp_path):
+def test_a_resumed_run_has_the_same_gradients_and_plans(tiny, finished, tmp_path):
     directory = tmp_path / "broken"
     directory.mkdir()
     for rounds in (2, 4):
@@ -181,18 +181,18 @@ def test_a_run_that_goes_on_has_the_same_gradients_and_plans(tiny, finished, tmp
     assert_same(finished(method="mfedpba", **SETTINGS), load_run(directory))
 
 
-def test_the_plans_of_a_finished_run_are_in_its_checkpoint(tiny, tmp_path):
+def test_the_checkpoint_of_a_complete_run_contains_the_plans(tiny, tmp_path):
     directory = tmp_path / "whole"
     directory.mkdir()
     runs = []
-    for _ in range(2):  # the second time there is nothing left to do but the end
+    for _ in range(2):  # the second call only restores the complete run
         run_rounds(tiny(**SETTINGS), tmp_path, SerialComm(), [RunLog(directory)], Checkpoints(directory))
         runs.append(load_run(directory))
     assert_same(*runs)
 
 
 @pytest.mark.mpi(min_size=3)
-def test_three_ranks_have_the_gradients_and_plans_of_one_process(tiny, tmp_path):
+def test_gradients_and_plans_are_the_same_on_three_ranks(tiny, tmp_path):
     from mfedpba_mpi.comm.mpi import MPIComm
 
     config = tiny(**SETTINGS)

@@ -1,4 +1,4 @@
-"""State by attribute name: it survives a round trip, and what changes without being declared is found."""
+"""Declared state survives a round trip through a checkpoint, and undeclared changes are detected."""
 
 import itertools
 import random
@@ -15,14 +15,13 @@ from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.layout import Layout
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.engine.observers import Round
 from mfedpba_mpi.engine.signals import Stop
 from mfedpba_mpi.errors import Ended, UserError
 from mfedpba_mpi.methods import params as catalog
 from mfedpba_mpi.methods.base import Method, Server
 from mfedpba_mpi.methods.local import LocalClient
 from mfedpba_mpi.methods.params import METHODS, Parameters, register
-from mfedpba_mpi.methods.state import Stateful, Undeclared
+from mfedpba_mpi.methods.state import Stateful, UndeclaredState
 from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.records.run_log import RunLog
 
@@ -47,14 +46,14 @@ class Everything(Base):
         self.scratch = value
 
 
-def test_every_kind_of_value_survives_a_round_trip():
+def test_all_types_of_values_survive_a_round_trip():
     one, two = Everything(2.0), Everything(0.5)
     one.net(torch.ones(1, 2)).sum().backward()
     one.optimizer.step()
     one.by_client[7], one.later = torch.tensor([3, 4]), {"x": torch.ones(2)}
     memory = two.v.data_ptr()
     two.load_state_dict({name: x.clone() for name, x in one.state_dict().items()})
-    assert two.v.data_ptr() == memory  # what shares its memory sees the change
+    assert two.v.data_ptr() == memory  # views of it see the change
     assert two.v.tolist() == [2, 2, 2]
     assert (two.count, two.rate, two.done) == (2, 2 / 3, True)
     assert [type(x) for x in (two.count, two.rate, two.done)] == [int, float, bool]
@@ -69,17 +68,17 @@ def test_every_kind_of_value_survives_a_round_trip():
     assert two.later["x"].tolist() == [1, 1]
 
 
-def test_what_a_checkpoint_cannot_hold_is_named():
+def test_an_error_names_a_nested_value_that_cannot_be_stored():
     one = Everything(1.0)
     one.later = {"seen": {1, 2}}
-    with pytest.raises(UserError, match=r"later\.seen is a set, which a checkpoint cannot hold"):
+    with pytest.raises(UserError, match=r"later\.seen is a set, which a checkpoint cannot store"):
         one.state_dict()
 
 
-def test_a_state_of_something_else_is_refused():
+def test_the_state_of_another_class_raises():
     one = Everything(1.0)
     state = {name: x for name, x in one.state_dict().items() if name != "v"}
-    with pytest.raises(ValueError, match="the state of Everything has"):
+    with pytest.raises(ValueError, match=r"Everything: expected state .*, got .*'w'"):
         Everything(2.0).load_state_dict(state | {"w": torch.ones(1)})
 
 
@@ -97,10 +96,10 @@ class One(Stateful):
     ],
     ids=repr,
 )  # fmt: skip
-def test_containers_come_back_exactly_whatever_is_there_before(value):
+def test_containers_are_restored_exactly_over_any_current_value(value):
     one = One()
     one.st = value
-    state = {name: one.state_dict()[name] for name in sorted(one.state_dict())}  # as a file has them
+    state = {name: one.state_dict()[name] for name in sorted(one.state_dict())}  # the order in a file
     for before in (None, 1.0, {"a": 1.0, "gone": 2.0}, [1], torch.ones(2), "text"):
         two = One()
         two.st = before
@@ -110,31 +109,29 @@ def test_containers_come_back_exactly_whatever_is_there_before(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         (
             {(0, 1): 1.0},
-            r"One.st has the key \(0, 1\); a checkpoint holds dicts whose keys are strings or whole numbers",
+            r"One.st has the key \(0, 1\); dict keys in a checkpoint must be strings or integers",
         ),
-        (2**70, "One.st is 1180591620717411303424, which a checkpoint cannot hold; whole numbers have at most 64 bits"),
+        (2**70, "One.st is 1180591620717411303424, which a checkpoint cannot store; integers must fit in 64 bits"),
         (torch.eye(2).to_sparse(), "One.st is a sparse tensor"),
-        (np.array(["a"]), "One.st has the dtype <U1"),
+        (np.array(["a"]), "One.st has dtype <U1"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_name(value, words):
+def test_an_error_names_an_attribute_that_cannot_be_stored(value, message):
     one = One()
     one.st = value
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         one.state_dict()
 
 
-def test_a_persistent_attribute_has_to_be_there_from_the_start():
+def test_a_persistent_attribute_must_be_set_in_init():
     class Late(Stateful):
         persistent = ("v",)
 
-    with pytest.raises(
-        UserError, match="Late lists v in `persistent`, but has no such attribute; create it in __init__"
-    ):
+    with pytest.raises(UserError, match="Late lists v in `persistent`, but has no such attribute; set it in __init__"):
         Late().state_dict()
 
 
@@ -148,7 +145,7 @@ class Slots:
 COMMON = [0]
 
 
-class Sneaky(Stateful):
+class Undeclaring(Stateful):
     persistent = ("model", "v")
     shared: ClassVar[list[int]] = []
     transient = ("scratch",)
@@ -156,7 +153,7 @@ class Sneaky(Stateful):
     def __init__(self):
         self.model = nn.Sequential(nn.Linear(2, 2))
         self.v = torch.zeros(2)
-        self.view, self.alias = self.v[:1], self.model[0]  # seen through other names
+        self.view, self.alias = self.v[:1], self.model[0]  # declared state under other names
         self.scratch = self.still = 0
         self.number, self.inner = 1, {"list": [torch.zeros(1)]}
         self.numpy, self.torch = np.random.default_rng(0), torch.Generator()
@@ -190,42 +187,39 @@ class Sneaky(Stateful):
         ("", lambda s: None),
     ],
 )
-def test_undeclared_changes_are_found(name, change):
-    sneaky = Sneaky()
-    watch = Undeclared([sneaky])
-    assert watch.changes() == []
-    change(sneaky)
-    assert watch.changes() == ([f"Sneaky.{name}"] if name else [])
-    assert watch.changes() == []
+def test_undeclared_changes_are_detected(name, change):
+    watched = Undeclaring()
+    detector = UndeclaredState([watched])
+    assert detector.changes() == []
+    change(watched)
+    assert detector.changes() == ([f"Undeclaring.{name}"] if name else [])
+    assert detector.changes() == []
     COMMON.append(0)
-    assert watch.changes() == [f"{__name__}.COMMON"]
+    assert detector.changes() == [f"{__name__}.COMMON"]
 
 
 class Warnings(Observer):
-    """An observer that keeps warnings."""
+    """An observer that collects warnings."""
 
     decides = False
 
     def __init__(self):
-        self.said = []
+        self.messages = []
 
-    def round(self, result: Round):
-        self.said += result.warnings
-
-    def warn(self, words):
-        self.said.append(words)
+    def warn(self, t, text):
+        self.messages.append(text)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_of_the_program_declare_their_state(method, tiny, tmp_path):
+def test_shipped_methods_declare_their_state(method, tiny, tmp_path):
     warnings = Warnings()
     run_rounds(tiny(method=method, rounds=5, participation=0.7), tmp_path, SerialComm(), [warnings])
-    assert not [words for words in warnings.said if "persistent" in words]
+    assert not [message for message in warnings.messages if "persistent" in message]
 
 
 @dataclass(frozen=True)
 class Momentum(Parameters):
-    """Clients send one number, the server answers with a moving average."""
+    """Clients upload one number, and the server replies with a moving average."""
 
     label = "Momentum"
 
@@ -248,7 +242,7 @@ class MomentumServer(Server):
     persistent = ("v", "steps")
 
     def first_message(self):
-        self.v, self.steps = torch.zeros(1), 0  # state that is made before round 1
+        self.v, self.steps = torch.zeros(1), 0  # state created before round 1
         return {"v": self.v.clone()}
 
     def step(self, t, phase, uploads):
@@ -270,8 +264,8 @@ class MomentumMethod(Method):
         return Layout({"v": (1,)})
 
 
-class Forgetful(MomentumMethod):
-    """The same, its state not declared."""
+class UndeclaredMomentum(MomentumMethod):
+    """`MomentumMethod` with an undeclared attribute of the server."""
 
     class server_class(MomentumServer):
         @classmethod
@@ -281,7 +275,7 @@ class Forgetful(MomentumMethod):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Makes a method known as "momentum" for the length of a test."""
+    """A function that registers a method as "momentum" for the duration of a test."""
 
     def make(method):
         monkeypatch.setattr(catalog, "METHODS", catalog.METHODS)
@@ -299,7 +293,7 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
         directory.mkdir()
     warnings = Warnings()
     run_rounds(config, tmp_path, SerialComm(), [RunLog(whole), warnings])
-    assert warnings.said == []
+    assert warnings.messages == []
     stop = Stop()
 
     class AfterTwo(Warnings):
@@ -315,10 +309,10 @@ def test_declared_state_of_server_and_clients_survives_a_resume(registered, tiny
     assert one.final["server_sha256"] == two.final["server_sha256"]
 
 
-def test_undeclared_state_is_named_once_while_the_run_goes(registered, tiny, tmp_path):
-    registered(Forgetful)
+def test_a_run_warns_once_about_undeclared_state(registered, tiny, tmp_path):
+    registered(UndeclaredMomentum)
     warnings = Warnings()
     run_rounds(tiny(method="momentum", rounds=4), tmp_path, SerialComm(), [warnings])
-    assert len(warnings.said) == 1
-    assert "server_class.v changes from round to round, but is in no checkpoint" in warnings.said[0]
-    assert "`persistent`" in warnings.said[0]
+    assert len(warnings.messages) == 1
+    assert "server_class.v changes from round to round, but is in no checkpoint" in warnings.messages[0]
+    assert "`persistent`" in warnings.messages[0]

@@ -1,4 +1,4 @@
-"""The two ways to a client's gradient: by hand for the classifier, by autograd for any function."""
+"""Gradients of a client's loss: manual for the classifier, by autograd for any function."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 
 C, D, LR = 3, 4, 0.1
-CUTS = [(0, 4), (4, 8), (8, 11)]  # the last one short
+CUTS = [(0, 4), (4, 8), (8, 11)]  # the last batch is short
 
 
 def client_of(fusion: str, modalities: int) -> Client:
-    """A client as far as a loss sees it."""
+    """A stub with the attributes of a client that losses use."""
     torch.manual_seed(0)
     views = [Modality(f"M{m}", "I", 5) for m in range(modalities)]
     model = ClientModel(views, [Architecture("DNN", (32, 32))] * modalities, D, C, fusion)
@@ -36,7 +36,7 @@ def client_of(fusion: str, modalities: int) -> Client:
 
 
 def run(loss: Loss, Z: Tensor) -> tuple[list[Tensor], Tensor]:
-    """(dL/dZ of each batch, the terms' means) of an epoch."""
+    """Run an epoch; return dL/dZ of each batch and the mean loss terms."""
     with torch.no_grad():
         gradients = [loss.step(i, slice(a, b), Z[:, a:b].clone()) for i, (a, b) in enumerate(CUTS)]
         return gradients, loss.means()
@@ -44,26 +44,26 @@ def run(loss: Loss, Z: Tensor) -> tuple[list[Tensor], Tensor]:
 
 @pytest.mark.parametrize("modalities", [1, 2])
 @pytest.mark.parametrize("fusion", ["sum", "concat", "separate"])
-def test_an_epoch_by_hand_is_that_of_autograd(fusion: str, modalities: int) -> None:
+def test_head_loss_equals_autograd_loss(fusion: str, modalities: int) -> None:
     epoch = Epoch([], torch.tensor([0, 1, 2, 0, 1, 1, 1, 2, 0, 2, 0]), CUTS)
     Z = torch.randn(modalities, 11, D, generator=torch.Generator().manual_seed(1))
-    hand, auto = client_of(fusion, modalities), client_of(fusion, modalities)
+    manual, auto = client_of(fusion, modalities), client_of(fusion, modalities)
 
     def ce(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
         value = cross_entropy(auto.model.logits(Z), epoch.y[rows])
         return value, [value]
 
-    found, means = run(HeadLoss(hand, epoch), Z)
+    found, means = run(HeadLoss(manual, epoch), Z)
     expected, expected_means = run(AutogradLoss(auto, ce), Z)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
     torch.testing.assert_close(means, expected_means)
-    for p, q in zip(hand.model.parameters(), auto.model.parameters(), strict=True):
+    for p, q in zip(manual.model.parameters(), auto.model.parameters(), strict=True):
         torch.testing.assert_close(p, q)
-    assert not torch.equal(hand.model.classifier.weight, client_of(fusion, modalities).model.classifier.weight)
+    assert not torch.equal(manual.model.classifier.weight, client_of(fusion, modalities).model.classifier.weight)
 
 
-def test_groups_of_parameters_step_at_their_own_rates() -> None:
+def test_parameter_groups_use_their_learning_rates() -> None:
     a, b = (torch.nn.Parameter(torch.tensor([value])) for value in (1.0, 2.0))
     client = cast(Client, SimpleNamespace(rates=lambda: (0.0, [([a], 0.1), ([b], 0.01)])))
     loss = AutogradLoss(client, lambda number, rows, Z: ((3 * a + 5 * b + 7 * Z).sum(), [a.sum(), b.sum()]))

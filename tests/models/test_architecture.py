@@ -1,4 +1,4 @@
-"""The draw of architectures and the cost of one sample."""
+"""Sampling of architectures and the cost of one sample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import (
     FAMILIES,
-    LONGEST,
+    MAX_SIGNAL_LENGTH,
     NONZEROS,
     Architecture,
     convolutions,
@@ -38,20 +38,20 @@ def test_draws_cover_the_table(kind: str) -> None:
     assert {a.family for a in drawn} == {family for family, types in FAMILIES.items() if kind in types}
     assert {len(a.widths) for a in drawn} == {2, 3, 4, 5}
     assert {width for a in drawn for width in a.widths} == set(range(32, 257, 32))
-    assert all(a >= b for drawn_one in drawn for a, b in pairwise(drawn_one.widths))
+    assert all(a >= b for architecture in drawn for a, b in pairwise(architecture.widths))
     assert any(len(set(a.widths)) == 1 for a in drawn)
     for a in drawn:
         assert len(a.channels) == {"CNN1D": len(a.widths), "CNN2D": len(a.widths), "TextCNN": 1}.get(a.family, 0)
         assert set(a.channels) <= {8, 16, 24, 32}
 
 
-def test_restriction_and_reproducibility() -> None:
+def test_draws_respect_families_and_are_reproducible() -> None:
     assert {a.family for a in draws("L", families=("TextCNN", "CNN2D", "CNN1D"))} == {"TextCNN", "CNN1D"}
     assert draws("A") == draws("A")
     assert draws("L", families=("CNN1D", "DNN")) == draws("L", families=("DNN", "CNN1D"))
 
 
-def test_an_own_family_is_drawn_only_where_it_is_named(own_family: Callable[..., None]) -> None:
+def test_a_registered_family_is_drawn_only_if_families_lists_it(own_family: Callable[..., None]) -> None:
     before, named = draws("A"), draws("A", families=("DNN", "Resmodel"))
     own_family("Own", "A", nn.Identity)
     assert draws("A") == before
@@ -69,15 +69,15 @@ def test_draws_do_not_depend_on_the_order_of_registration(own_family: Callable[.
 
 
 def test_errors_name_the_cause() -> None:
-    with pytest.raises(UserError, match=r"type I.*TextCNN.*DNN, CNN2D"):
+    with pytest.raises(UserError, match=r"families: none of TextCNN supports .* of type I; add one of DNN, CNN2D"):
         draws("I", families=("TextCNN",))
-    with pytest.raises(UserError, match="RNN"):
+    with pytest.raises(UserError, match="none of RNN supports"):
         draws("I", families=("RNN",))
     with pytest.raises(UserError, match="type 'X'"):
         draws("X")
 
 
-def test_text_and_json() -> None:
+def test_architectures_as_text_and_json() -> None:
     drawn = Architecture("CNN2D", (128, 64), (16, 32))
     assert str(drawn) == "CNN2D 16-32 + 128-64"
     assert str(Architecture("DNN", (256, 128, 64))) == "DNN 256-128-64"
@@ -88,19 +88,19 @@ def test_text_and_json() -> None:
 
 @pytest.mark.parametrize("width", [6, 240, 1024, 1025, 2000, 34251])
 @pytest.mark.parametrize("family", ["CNN1D", "TextCNN"])
-def test_signals_are_seen_whole_and_stay_short(family: str, width: int) -> None:
+def test_convolutions_cover_the_signal_and_limit_its_length(family: str, width: int) -> None:
     layers = convolutions(Architecture(family, (32,) * 5, (8,) * 5), width)
     first = layers[0]
     covered = (first.size[1] - 1) * first.stride[1] + first.kernel[1] - first.padding[1]
     assert first.stride[1] <= first.kernel[1]
     assert covered >= width
-    assert max(layer.size[1] for layer in layers) <= LONGEST + 1  # an even kernel's is one longer
+    assert max(layer.size[1] for layer in layers) <= MAX_SIGNAL_LENGTH + 1  # one more for an even kernel
     limits = (128, 64, 32, 16, 8) if family == "CNN1D" else (64,) * 3
     assert all(layer.breadth <= min(limit, width + 1) for layer, limit in zip(layers, limits, strict=True))
 
 
 def count_by_hooks(model: nn.Module, x: object) -> int:
-    """Multiply-accumulates of one sample, counted while the batch `x` runs through the model."""
+    """Count the multiply-accumulate operations of one sample by hooks, while the batch `x` runs through the model."""
     total = 0
 
     def hook(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ def count_by_hooks(model: nn.Module, x: object) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_macs_count_what_runs(family: str) -> None:
+def test_macs_match_the_operations_of_a_forward_pass(family: str) -> None:
     rng = np.random.default_rng(1)
     for width in (6, 47, 240, 2000):
         modality = Modality("x", FAMILIES[family][0], width, False)

@@ -1,4 +1,4 @@
-"""The extractor families: shapes, gradients, and the sparse first layer against a dense one."""
+"""The extractor families: shapes, gradients, initialisation, and registered families."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_output_and_gradients(family: str, n: int, width: int) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert bool(parameter.grad.isfinite().all()), name
-        if not name.endswith("branch.0.bias"):  # BatchNorm takes the mean away again
+        if not name.endswith("branch.0.bias"):  # BatchNorm subtracts it again
             assert bool(parameter.grad.any()), name
     model.eval()
     assert model(torch.randn(1, width)).shape == (1, D)
@@ -60,7 +60,7 @@ def test_wide_sparse_rows(family: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_draw_builds(family: str) -> None:
+def test_every_sampled_architecture_can_be_built(family: str) -> None:
     rng = np.random.default_rng(0)
     for width in (6, 47, 76, 216, 647):
         modality = Modality("x", FAMILIES[family][0], width, False)
@@ -70,8 +70,8 @@ def test_any_draw_builds(family: str) -> None:
 
 
 @pytest.mark.parametrize("width", [128, 2048])
-def test_pooling_is_adaptive_where_lengths_divide(width: int) -> None:
-    """The CNN1D of the paper's table, literally: Conv1d, ReLU, AdaptiveMaxPool1d, with the same weights."""
+def test_pooling_equals_adaptive_pooling_where_lengths_divide(width: int) -> None:
+    """The reference is the CNN1D exactly as in the paper's table: Conv1d, ReLU, AdaptiveMaxPool1d, same weights."""
     torch.manual_seed(0)
     model = build_extractor(*example("CNN1D", 3, width), D)
     x = torch.randn(5, width)
@@ -86,18 +86,18 @@ def test_pooling_is_adaptive_where_lengths_divide(width: int) -> None:
     torch.testing.assert_close(model(x), model[-1](y))
 
 
-def test_images_are_the_row_folded_row_by_row() -> None:
+def test_fold_fills_images_row_by_row() -> None:
     fold = build_extractor(*example("CNN2D", 2, 7), D)[0]
     assert fold(torch.arange(1.0, 8.0)[None])[0, 0].tolist() == [[1, 2, 3], [4, 5, 6], [7, 0, 0]]
 
 
 def spread(module: nn.Module, x: Tensor) -> float:
-    """How well a module's outputs tell samples apart."""
+    """Standard deviation of a module's outputs over samples, averaged over outputs."""
     return float(module(x).detach().std(0).mean())
 
 
 @pytest.mark.parametrize("family", ["DNN", "CNN1D", "CNN2D", "TextCNN"])
-def test_by_he_the_signal_neither_fades_nor_grows(family: str) -> None:
+def test_he_init_preserves_the_signal_scale(family: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(200, 500)
     shallow, deep = (spread(build_extractor(*example(family, n, 500), D, init="he"), x) for n in (2, 5))
@@ -105,29 +105,29 @@ def test_by_he_the_signal_neither_fades_nor_grows(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["CNN1D", "CNN2D"])
-def test_by_default_it_passes_the_convolutions(family: str) -> None:
+def test_default_init_preserves_the_signal_scale_through_convolutions(family: str) -> None:
     torch.manual_seed(0)
     parts = list(build_extractor(*example(family, 5, 500), D).children())
     flatten = next(i for i, part in enumerate(parts) if isinstance(part, Flat))
     assert 0.1 < spread(nn.Sequential(*parts[:flatten]), torch.randn(200, 500)) < 3
 
 
-def test_by_default_linear_layers_start_as_pytorch_starts_them() -> None:
-    """U(-1/sqrt(n), 1/sqrt(n)): deviation 1/sqrt(3 n)."""
+def test_linear_layers_have_the_default_init_of_pytorch() -> None:
+    """U(-1/sqrt(n), 1/sqrt(n)) has the deviation 1/sqrt(3 n)."""
     torch.manual_seed(0)
     layer = build_extractor(*example("DNN", 3, 3000), D)[0]
     assert float(layer.weight.detach().std()) == pytest.approx((3 * 3000) ** -0.5, rel=0.02)
     assert layer.bias.any()
 
 
-def test_sparse_weights_are_drawn_like_dense_ones() -> None:
+def test_sparse_and_dense_layers_have_the_same_init() -> None:
     torch.manual_seed(0)
     sparse, dense = (build_extractor(*example("DNN", 2, 3000, kind), D)[0].weight for kind in (True, False))
     assert float((sparse.std() / dense.std()).detach()) == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("init", ["pytorch", "he"])
-def test_an_own_family_keeps_the_weights_its_builder_gave_it(own_family: Callable[..., None], init: str) -> None:
+def test_a_registered_family_keeps_the_weights_from_its_builder(own_family: Callable[..., None], init: str) -> None:
     trained = nn.Sequential(nn.Unflatten(1, (1, 3, 3)), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, D))
     expected = copy.deepcopy(trained)
     own_family("Own", "I", lambda *_: trained)
@@ -136,7 +136,7 @@ def test_an_own_family_keeps_the_weights_its_builder_gave_it(own_family: Callabl
         assert torch.equal(parameter, expected.get_parameter(name)), name
 
 
-def test_a_module_that_its_builder_returns_twice_is_two_extractors(own_family: Callable[..., None]) -> None:
+def test_a_module_that_the_builder_returns_twice_is_copied(own_family: Callable[..., None]) -> None:
     trunk = nn.Sequential(nn.BatchNorm1d(9), nn.Linear(9, D))
     expected = copy.deepcopy(trunk.state_dict())
     own_family("Own", "I", lambda *_: trunk)
@@ -147,7 +147,7 @@ def test_a_module_that_its_builder_returns_twice_is_two_extractors(own_family: C
         assert torch.equal(value, expected[name]), name
 
 
-def test_trying_an_own_family_draws_nothing_and_leaves_it_as_it_is(own_family: Callable[..., None]) -> None:
+def test_checking_a_registered_family_changes_neither_generators_nor_module(own_family: Callable[..., None]) -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             self.calls = getattr(self, "calls", 0) + 1
@@ -165,7 +165,7 @@ def test_trying_an_own_family_draws_nothing_and_leaves_it_as_it_is(own_family: C
 
 
 class Squeezed(nn.Linear):
-    """(1, width) -> (d,)."""
+    """Maps (1, width) to (d,)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze()
@@ -189,28 +189,26 @@ class Halved(nn.Linear):
         (Squeezed(9, D), r"for 1 x 9 inputs float32 \(1, 24\), not float32 \(24,\)"),
         (Pair(9, D), r"float32 \(3, 24\), not tuple"),
         (Halved(9, D), r"float32 \(3, 24\), not float16 \(3, 24\)"),
-        (nn.Sequential(nn.LazyLinear(7), nn.Linear(7, D)), r"0.weight has no shape yet"),
+        (nn.Sequential(nn.LazyLinear(7), nn.Linear(7, D)), r"0.weight is a lazy parameter without a shape"),
         (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(9, D)), r"changes its input in place"),
         (torch.zeros(9, D), r"must return an nn.Module, not Tensor"),
     ],
 )
-def test_an_own_family_that_cannot_be_an_extractor_is_refused(
-    own_family: Callable[..., None], module: object, words: str
-) -> None:
+def test_an_invalid_registered_family_raises(own_family: Callable[..., None], module: object, words: str) -> None:
     own_family("Own", "I", lambda *_: module)
     with pytest.raises(UserError, match=words) as raised:
         build_extractor(Architecture("Own", (32,)), Modality("pix", "I", 9), D)
     assert describe_error(raised.value).startswith("extractor family Own, modality pix: ")
 
 
-def test_an_error_in_an_own_family_names_it(own_family: Callable[..., None]) -> None:
+def test_an_error_in_a_registered_family_names_the_family(own_family: Callable[..., None]) -> None:
     own_family("Own", "I", lambda *_: nn.Linear(4, D))
     with pytest.raises(RuntimeError, match="3x9 and 4x24") as raised:
         build_extractor(Architecture("Own", (32,)), Modality("pix", "I", 9), D)
     assert describe_error(raised.value).startswith("extractor family Own, modality pix: RuntimeError: ")
 
 
-def test_an_own_family_is_tried_on_sparse_rows_where_the_modality_is_sparse(own_family: Callable[..., None]) -> None:
+def test_a_registered_family_is_checked_on_sparse_rows_for_sparse_modalities(own_family: Callable[..., None]) -> None:
     class Dense(nn.Linear):
         def forward(self, x: SparseRows) -> Tensor:
             return super().forward(x.dense())
@@ -221,6 +219,6 @@ def test_an_own_family_is_tried_on_sparse_rows_where_the_modality_is_sparse(own_
 
 
 @pytest.mark.parametrize("types", ["", "X", "IX"])
-def test_an_own_family_is_for_known_types(own_family: Callable[..., None], types: str) -> None:
-    with pytest.raises(ValueError, match="letters of ILAT"):
+def test_registering_a_family_for_unknown_types_raises(own_family: Callable[..., None], types: str) -> None:
+    with pytest.raises(ValueError, match="extractor family Own: types must be letters of ILAT"):
         own_family("Own", types, nn.Identity)

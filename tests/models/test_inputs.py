@@ -1,4 +1,4 @@
-"""Rows on the device against NumPy's and SciPy's."""
+"""Input rows on the device, compared with NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_dense_rows_are_standardised_by_the_training_rows() -> None:
     np.testing.assert_allclose(rows[15:, 2], x[15:, 2] - 0.1, rtol=1e-5)
 
 
-def test_sparse_rows_get_one_length_and_empty_ones_stay() -> None:
+def test_sparse_rows_are_scaled_to_one_norm_and_empty_rows_stay_zero() -> None:
     x = sparse_matrix()
     dense = modality_rows(x, 20).dense().numpy()
     norms = np.linalg.norm(x.toarray(), axis=1, keepdims=True)
@@ -45,7 +45,7 @@ def test_no_normalisation() -> None:
 
 
 @pytest.mark.parametrize("as_type", [sp.csr_matrix, sp.csr_array])
-def test_sparse_batches_are_scipys_rows(as_type: type) -> None:
+def test_sparse_batches_equal_scipy_rows(as_type: type) -> None:
     x = as_type(sparse_matrix())
     order = np.random.default_rng(1).permutation(30)
     taken = modality_rows(x, 20, "none").take(order)
@@ -67,13 +67,13 @@ def test_dense_batches_are_views_of_the_rows_in_order() -> None:
     assert taken.batch(0, 2).data_ptr() == taken.batch(0, 4).data_ptr()
 
 
-def test_duplicates_add_up_and_the_caller_keeps_its_matrix() -> None:
+def test_duplicate_entries_are_summed_and_the_input_matrix_is_unchanged() -> None:
     x = sp.csr_array((np.float32([1, 2, 3]), [4, 4, 0], [0, 2, 3]), shape=(2, 5))
     np.testing.assert_array_equal(modality_rows(x, 2, "none").dense().numpy(), [[0, 0, 0, 0, 3], [3, 0, 0, 0, 0]])
     assert x.data.tolist() == [1, 2, 3]
 
 
-def test_memory_belongs_to_torch() -> None:
+def test_tensors_are_allocated_by_torch() -> None:
     x = np.ones((9, 7), np.float32)
     rows = modality_rows(x, 8, "none")
     x[:] = 0
@@ -83,7 +83,7 @@ def test_memory_belongs_to_torch() -> None:
         assert tensor.data_ptr() % 64 == 0
 
 
-def test_moving_keeps_the_rows() -> None:
+def test_rows_can_move_to_another_device() -> None:
     rows = modality_rows(sparse_matrix(), 20)
     moved = rows.to(torch.device("meta"))
     assert moved.values.device.type == "meta"

@@ -1,4 +1,4 @@
-"""Steps by hand against autograd through the same modules."""
+"""Manual SGD steps, compared with autograd through the same modules."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ def step_by_autograd(model: nn.Module, x: Tensor | SparseRows, g: Tensor) -> Ten
     return y.detach()
 
 
-def agree(model: nn.Module, batches: list[Tensor | SparseRows], tolerance: float = 1e-3) -> None:
-    """A few steps in both ways end with the same outputs, weights and running statistics."""
+def assert_same_steps(model: nn.Module, batches: list[Tensor | SparseRows], tolerance: float = 1e-3) -> None:
+    """Manual and autograd steps give the same outputs, weights and running statistics."""
     reference = copy.deepcopy(model)
-    way = training_pass(model)
+    manual = training_pass(model)
     for x in batches:
         g = torch.randn(len(x), D, dtype=next(model.parameters()).dtype)
         expected = step_by_autograd(reference, x, g)
         with torch.no_grad():
-            torch.testing.assert_close(way.forward(x), expected, rtol=tolerance, atol=tolerance / 10)
-            way.backward(g, LR, False)
+            torch.testing.assert_close(manual.forward(x), expected, rtol=tolerance, atol=tolerance / 10)
+            manual.backward(g, LR, False)
     for (name, found), expected in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
         if not name.endswith("num_batches_tracked"):
             torch.testing.assert_close(
-                found, expected, rtol=tolerance, atol=tolerance / 10, msg=lambda words, name=name: f"{name}: {words}"
+                found,
+                expected,
+                rtol=tolerance,
+                atol=tolerance / 10,
+                msg=lambda message, name=name: f"{name}: {message}",
             )
 
 
@@ -49,26 +53,26 @@ def agree(model: nn.Module, batches: list[Tensor | SparseRows], tolerance: float
 @pytest.mark.parametrize("width", [6, 64, 240, 2000])
 @pytest.mark.parametrize("draw", range(3))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_descends_as_autograd_does(
+def test_manual_steps_of_every_family_equal_autograd(
     family: str, draw: int, width: int, dtype: torch.dtype, tolerance: float
 ) -> None:
     torch.manual_seed(draw)
     modality = Modality("x", FAMILIES[family][0], width)
     model = build_extractor(sample_architecture(np.random.default_rng(draw), modality, [family]), modality, D).to(dtype)
-    agree(model, [torch.randn(size, width, dtype=dtype) for size in (12, 12, 5)], tolerance)
+    assert_same_steps(model, [torch.randn(size, width, dtype=dtype) for size in (12, 12, 5)], tolerance)
 
 
 @pytest.mark.parametrize("family", ["DNN", "CNN1D", "TextCNN"])
-def test_sparse_rows_descend_as_autograd_does(family: str) -> None:
+def test_manual_steps_on_sparse_rows_equal_autograd(family: str) -> None:
     torch.manual_seed(0)
     modality = Modality("x", "L", 300, sparse=True)
     model = build_extractor(sample_architecture(np.random.default_rng(0), modality, [family]), modality, D)
-    agree(model, [sparse_rows(size, 300) for size in (12, 12, 5)])
+    assert_same_steps(model, [sparse_rows(size, 300) for size in (12, 12, 5)])
 
 
 @pytest.mark.parametrize("family", ["DNN", "Resmodel"])
-def test_the_sparse_first_layer_is_the_dense_one(family: str) -> None:
-    """Same weights: same features, and same weights after steps in which rows share words."""
+def test_sparse_and_dense_first_layer_give_the_same_steps(family: str) -> None:
+    """From the same weights: same features, and same weights after steps in which rows share words."""
     torch.manual_seed(0)
     sparse, dense = (build_extractor(*example(family, 2, 60, kind), D).double() for kind in (True, False))
     weights = sparse.state_dict()
@@ -76,34 +80,34 @@ def test_the_sparse_first_layer_is_the_dense_one(family: str) -> None:
     dense.load_state_dict(weights)
     rows = sparse_rows(12, 60)
     rows.values = rows.values.double()
-    ways, g = (
-        [(training_pass(sparse), rows), (training_pass(dense), rows.dense())],
-        torch.randn(12, D, dtype=torch.float64),
-    )
+    passes = [(training_pass(sparse), rows), (training_pass(dense), rows.dense())]
+    g = torch.randn(12, D, dtype=torch.float64)
     with torch.no_grad():
         for _ in range(3):
-            torch.testing.assert_close(*(way.forward(x) for way, x in ways))
-            for way, _ in ways:
-                way.backward(g, LR, False)
+            torch.testing.assert_close(*(one.forward(x) for one, x in passes))
+            for one, _ in passes:
+                one.backward(g, LR, False)
     for (name, a), (_, b) in zip(sparse.named_parameters(), dense.named_parameters(), strict=True):
         torch.testing.assert_close(a.T if name == "0.weight" else a, b)
 
 
-def test_a_sparse_step_touches_only_the_words_in_use() -> None:
+def test_a_sparse_step_changes_only_the_weights_of_nonzero_inputs() -> None:
     model = build_extractor(*example("DNN", 2, 500, sparse=True), D)
     rows, before = sparse_rows(4, 500), model[0].weight.detach().clone()
-    way = training_pass(model)
+    manual = training_pass(model)
     with torch.no_grad():
-        way.forward(rows)
-        way.backward(torch.randn(4, D), LR, False)
+        manual.forward(rows)
+        manual.backward(torch.randn(4, D), LR, False)
     changed = (model[0].weight != before).any(1).nonzero().flatten()
     assert set(changed.tolist()) == set(rows.indices.tolist())
 
 
-def test_other_modules_go_by_autograd() -> None:
+def test_other_modules_are_trained_by_autograd() -> None:
     torch.manual_seed(0)
-    agree(nn.Sequential(nn.Linear(9, 8, bias=False), nn.Tanh(), nn.Linear(8, D)), [torch.randn(4, 9) for _ in range(3)])
+    model = nn.Sequential(nn.Linear(9, 8, bias=False), nn.Tanh(), nn.Linear(8, D))
+    assert training_pass(model).uses_autograd
+    assert_same_steps(model, [torch.randn(4, 9) for _ in range(3)])
 
 
-def test_a_module_without_weights_has_nothing_to_learn() -> None:
-    assert not training_pass(nn.Identity()).learns
+def test_a_module_without_weights_is_not_trainable() -> None:
+    assert not training_pass(nn.Identity()).trainable

@@ -1,9 +1,11 @@
 """MFedPBA: prototype-guided bilateral alignment.
 
-Up go the feature prototypes E_k^m and the logit prototypes I_k, down come the global P_G^m of every modality and I_G.
+Clients upload feature prototypes E_k^m and logit prototypes I_k. The server broadcasts the global P_G^m of every
+modality and I_G.
 
-* client: L_client = L_ce + lambda_1 L_fea + lambda_2 L_logit, the prototypes inside it those of the mini-batch;
-* server: I_G by entropy weights; P_G^m by the autoencoder that S steps of L_rec + L_con + L_align train.
+* client: L_client = L_ce + lambda_1 L_fea + lambda_2 L_logit, with prototypes computed on each mini-batch;
+* server: I_G is an entropy-weighted mean; P_G^m is the output of an autoencoder, trained by S steps on
+  L_rec + L_con + L_align.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from mfedpba_mpi.methods.mfedpba.server import MFedPBAServer
 
 
 class MFedPBAMethod(Method):
-    """Up C (|M_k| d + C) floats, down C (M d + C); class counts are known from the start, presence travels along."""
+    """Floats per round: C (|M_k| d + C) up, C (M d + C) and masks of present classes down.
+
+    Class counts are not uploaded; they are part of the client specifications.
+    """
 
     client_class = MFedPBAClient
     server_class = MFedPBAServer

@@ -1,4 +1,4 @@
-"""The server's auto-encoder over feature prototypes, and the packing of a round's uploads for it."""
+"""The server's autoencoder for feature prototypes, and the batching of a round's uploads."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor, nn
 
 
 class PrototypeAutoencoder(nn.Module):
-    r"""P = psi(Phi_m(E)), with Phi_m = Linear(d, d/2) + ReLU for each modality and one psi = Linear(d/2, d).
+    r"""P = psi(Phi_m(E)), with an encoder Phi_m = Linear(d, d/2) + ReLU per modality and one psi = Linear(d/2, d).
 
-    The M encoders are held as one batch of weights, so that all modalities go through a single product.
+    The M encoders are stored as one batch of weights, so that one batched product serves all modalities.
 
     Parameters
     ----------
     modalities : int
-        M.
+        Number of modalities M.
     d : int
-        Width of a feature prototype; even.
+        Dimension of a feature prototype; even.
     generator : torch.Generator
-        CPU generator of the initial weights, drawn as `nn.Linear` draws them: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+        CPU generator for the initial weights, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) as in `nn.Linear`.
     """
 
     def __init__(self, modalities: int, d: int, generator: torch.Generator) -> None:
         super().__init__()
         if d < 2 or d % 2:
-            raise ValueError(f"feature width d = {d}: the encoders halve it, so give an even number of at least 2")
+            raise ValueError(f"feature dimension d = {d}: the encoders halve it; use an even number of at least 2")
         h = d // 2
 
         def draw(fan_in: int, *shape: int) -> nn.Parameter:
@@ -39,25 +39,25 @@ class PrototypeAutoencoder(nn.Module):
         self.decoder_bias = draw(h, d)
 
     def forward(self, E: Tensor) -> Tensor:
-        """P (M, R, d) of the prototypes E (M, R, d), R rows for each modality."""
+        """Compute P (M, R, d) from the prototypes E (M, R, d), with R rows per modality."""
         hidden = torch.baddbmm(self.encoder_bias, E, self.encoder_weight).relu()
         return hidden @ self.decoder_weight + self.decoder_bias
 
 
 @dataclass(frozen=True)
 class PrototypeBatch:
-    r"""The feature prototypes of one round, a row for each present (k, c) of a modality, zero padded to R rows.
+    r"""The feature prototypes of one round: one row per present (k, c) of a modality, zero-padded to R rows.
 
     Attributes
     ----------
     E : Tensor, shape (M, R, d)
         Uploaded prototypes in client order, classes ascending within a client.
     rows : Tensor, shape (M, R), bool
-        Which rows are prototypes and not padding.
+        Mask of the rows that are not padding.
     A : Tensor, shape (M, C, R)
-        Averaging matrix: A[m, c, r] = 1 / (number of clients that have both m and c) where row r is of class c, else 0.
+        Averaging matrix: A[m, c, r] = 1 / (number of clients with both m and c) if row r is of class c, else 0.
     present : Tensor, shape (M, C), bool
-        Which classes have a prototype.
+        Mask of the classes with a prototype.
     """
 
     E: Tensor
@@ -67,10 +67,10 @@ class PrototypeBatch:
 
     @classmethod
     def from_uploads(cls, uploads: Sequence[tuple[int, Tensor, Tensor]], modalities: int) -> PrototypeBatch:
-        """Pack uploads (modality, E_km (C, d), present (C,) bool), given in client order."""
+        """Batch uploads (modality, E_km (C, d), present (C,) bool), given in client order."""
         if not uploads:
-            raise ValueError("no feature prototypes were uploaded: a round needs at least one")
-        # A stable sort keeps the clients in order within a modality.
+            raise ValueError("no feature prototypes were uploaded; a round needs at least one")
+        # The sort is stable and keeps the client order within a modality.
         uploads = sorted(uploads, key=lambda upload: upload[0])
         E_all = torch.stack([E for _, E, _ in uploads])
         u, c = torch.stack([present for _, _, present in uploads]).nonzero(as_tuple=True)
@@ -89,5 +89,5 @@ class PrototypeBatch:
         return cls(E, torch.arange(R, device=m.device) < sizes[:, None], A, counts > 0)
 
     def average(self, P: Tensor) -> Tensor:
-        r"""P_G,c^m = mean of P_k,c^m over the clients that have both m and c: (M, R, d) -> (M, C, d), absent rows 0."""
+        r"""P_G,c^m = mean of P_k,c^m over the clients with both m and c: (M, R, d) -> (M, C, d), 0 for absent ones."""
         return torch.bmm(self.A, P)

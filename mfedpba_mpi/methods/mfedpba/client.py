@@ -1,4 +1,4 @@
-"""MFedPBA's client: L_client = L_ce + lambda_1 L_fea + lambda_2 L_logit on the prototypes of each mini-batch."""
+"""MFedPBA client: L_client = L_ce + lambda_1 L_fea + lambda_2 L_logit, with the prototypes of each mini-batch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, Problem
-from mfedpba_mpi.methods.params import MFedPBA as Params
+from mfedpba_mpi.methods.params import MFedPBAParameters
 from mfedpba_mpi.methods.training import Epoch, HeadLoss
 
 
 class BatchClasses:
-    """The classes of every batch of an epoch, arranged so that a step needs few operations.
+    """Class membership of every batch of an epoch, precomputed so that a step needs few operations.
 
-    A mean over the classes of a batch, of a distance between class means, is a weighted sum over its samples: with
-    (S Z)_i the mean of sample i's class in the batch, and v_i = 1 / (samples of that class x classes counted),
-    mean_c dist(P_c, E_c) = sum_i v_i dist(P_{y_i}, (S Z)_i). Short last batches are padded with class 0 and weight 0.
+    The mean over the classes of a batch of a distance to the class mean equals a weighted sum over its samples: with
+    (S Z)_i the batch mean of sample i's class, and v_i = 1 / (samples of that class x classes counted),
+    mean_c dist(P_c, E_c) = sum_i v_i dist(P_{y_i}, (S Z)_i). A short last batch is padded with class 0 and weight 0.
 
     Attributes
     ----------
@@ -38,35 +38,35 @@ class BatchClasses:
         self.y = y.clamp(min=0)
 
     def weights(self, present: Tensor) -> Tensor:
-        """v (batches, B); 0 for samples of classes that are not `present` (C,) among the global prototypes."""
+        """Weights v (batches, B); 0 for samples of classes that are not `present` (C,) in the global prototypes."""
         v = (self._real & present[self.y]) / self._members
         return v / v.sum(-1, keepdim=True).clamp(min=1)
 
 
 class MFedPBAClient(Client):
-    """A client that pulls its batch prototypes towards the global ones."""
+    """Client that pulls its batch prototypes towards the global ones."""
 
-    params: Params
+    params: MFedPBAParameters
     terms = ("ce", "fea", "logit")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
         self.lambda_1 = 0.0 if "fea" in self.params.without else self.params.lambda_1
         self.lambda_2 = 0.0 if "logit" in self.params.without else self.params.lambda_2
-        self.shared = self.shares()
+        self.uploaded = self.uploaded_classes()
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
         self.train(t, lambda epoch: MFedPBALoss(self, epoch, inbox))
-        return {name: value.where(self.shared[:, None], 0) for name, value in self.prototypes().items()}
+        return {name: value.where(self.uploaded[:, None], 0) for name, value in self.prototypes().items()}
 
-    def own(self, inbox: Message) -> tuple[Tensor, Tensor]:
-        """(P_G, present) of the client's own modalities."""
+    def own_prototypes(self, inbox: Message) -> tuple[Tensor, Tensor]:
+        """Return (P_G, present) of the client's modalities."""
         own = list(self.spec.modalities)
         return inbox["P_G"][own], inbox["P_present"][own] > 0
 
 
 class MFedPBALoss(HeadLoss):
-    """L_ce + lambda_1 L_fea + lambda_2 L_logit; L_ce alone before the first broadcast."""
+    """L_ce + lambda_1 L_fea + lambda_2 L_logit; only L_ce before the first broadcast."""
 
     def __init__(self, client: MFedPBAClient, epoch: Epoch, inbox: Message):
         super().__init__(client, epoch)
@@ -74,7 +74,7 @@ class MFedPBALoss(HeadLoss):
         if inbox and (client.lambda_1 or client.lambda_2):
             classes = BatchClasses(epoch, client.config.batch_size)
             if client.lambda_1:
-                self.feature = FeatureTerm(classes, *client.own(inbox), client.lambda_1)
+                self.feature = FeatureTerm(classes, *client.own_prototypes(inbox), client.lambda_1)
             if client.lambda_2:
                 self.logit = LogitTerm(classes, inbox["I_G"], inbox["I_present"] > 0, client.lambda_2)
 
@@ -92,14 +92,15 @@ class MFedPBALoss(HeadLoss):
 
 
 class FeatureTerm:
-    """L_fea = 1/|M_k| sum_m mean_c ||P_G,c^m - E_c^m||^2 over the classes of a batch that P_G^m has.
+    """L_fea = 1/|M_k| sum_m mean_c ||P_G,c^m - E_c^m||^2 over the classes of a batch that are present in P_G^m.
 
-    As a sum over samples it is ||R (S Z^m - P_y)||^2 / |M_k| with R_ii^2 = v_i, so lambda_1 dL/dZ^m = A Z^m - B, where
-    A and B are known before the epoch.
+    As a sum over samples this is ||R (S Z^m - P_y)||^2 / |M_k| with R_ii^2 = v_i, so lambda_1 dL/dZ^m = A Z^m - B, with
+    A and B computed once before the epoch.
 
     Parameters
     ----------
-    P_G : (|M_k|, C, d) global prototypes of the client's modalities, `present` (|M_k|, C).
+    P_G : (|M_k|, C, d) global prototypes of the client's modalities.
+    present : (|M_k|, C) bool, the classes with a global prototype.
     """
 
     def __init__(self, classes: BatchClasses, P_G: Tensor, present: Tensor, lambda_1: float = 1.0):
@@ -110,21 +111,21 @@ class FeatureTerm:
         self.A, self.B = back @ self.S, back @ self.target
 
     def add_gradient(self, number: int, Z: Tensor, g: Tensor) -> Tensor:
-        """g + lambda_1 dL/dZ of a batch with features Z (|M_k|, b, d)."""
+        """Return g + lambda_1 dL/dZ for a batch with features Z (|M_k|, b, d)."""
         b = Z.shape[1]
         return torch.baddbmm(g - self.B[number, :, :b], self.A[number, :, :b, :b], Z)
 
     def mean(self, Z: Tensor) -> Tensor:
-        """The mean over batches, of the features Z (|M_k|, n, d) of an epoch."""
+        """Mean of the term over the batches of an epoch with features Z (|M_k|, n, d)."""
         batches, M, size, _ = self.S.shape
         Z = F.pad(Z, (0, 0, 0, batches * size - Z.shape[1])).view(M, batches, size, -1).transpose(0, 1)
         return (self.S @ Z - self.target).square().sum() / (M * batches)
 
 
 class LogitTerm:
-    """L_logit = mean_c KL(softmax(I_G,c) || softmax(I_c)) over the classes of a batch that I_G (C, C) has.
+    """L_logit = mean_c KL(softmax(I_G,c) || softmax(I_c)) over the classes of a batch that are present in I_G (C, C).
 
-    With I = S logits and p the softmax of I_G it is sum_i v_i KL(p_{y_i} || softmax(I_i)), dL/dI = v (softmax(I) - p).
+    With I = S logits and p = softmax(I_G) this is sum_i v_i KL(p_{y_i} || softmax(I_i)); dL/dI = v (softmax(I) - p).
     """
 
     def __init__(self, classes: BatchClasses, I_G: Tensor, present: Tensor, lambda_2: float = 1.0):
@@ -134,7 +135,7 @@ class LogitTerm:
         self.negative_entropy = (self.vp * log_p).sum()
 
     def add_gradient(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
-        """g + lambda_2 dL/dlogits of a batch with logits (items, b, C)."""
+        """Return g + lambda_2 dL/dlogits for a batch with logits (items, b, C)."""
         items, b, _ = logits.shape
         S = self.S[number, :b, :b]
         I = S @ (logits[0] if items == 1 else logits.mean(0))
@@ -144,7 +145,7 @@ class LogitTerm:
         return torch.add(g, S.T @ dI, alpha=self.lambda_2 / items)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """The mean over batches, of the logits (items, n, C) of an epoch."""
+        """Mean of the term over the batches of an epoch with logits (items, n, C)."""
         batches, size, _ = self.S.shape
         I = self.S @ F.pad(logits.mean(0), (0, 0, 0, batches * size - logits.shape[1])).view(batches, size, -1)
         return (self.negative_entropy - (self.vp * F.log_softmax(I, -1)).sum()) / len(self.S)

@@ -1,10 +1,9 @@
 r"""Entropic Gromov-Wasserstein alignment of global feature prototypes with global logit prototypes.
 
-The solver follows the projected-gradient iteration T <- Sinkhorn(2 L(C1, C2) (x) T, epsilon) of Peyre, Cuturi and
-Solomon (2016) to its fixed point. Two things make it fast and let it work at a small epsilon, where plans are almost
-permutations and plain Sinkhorn sweeps crawl: the marginals are met by damped Newton steps on one dual potential (by
-way of blurred kernels where these go astray), and the outer iteration extrapolates along its last step once it is
-close.
+The solver iterates the projected gradient T <- Sinkhorn(2 L(C1, C2) (x) T, epsilon) of Peyre, Cuturi and Solomon (2016)
+to its fixed point. At a small epsilon plans are almost permutations, and plain Sinkhorn iterations converge slowly. Two
+techniques make the solver fast there: damped Newton steps on one dual potential enforce the marginals (with annealed
+kernels as a fallback), and the outer iteration extrapolates along its last step once it is close to the fixed point.
 """
 
 from __future__ import annotations
@@ -16,23 +15,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_FAILURES = 3  # to meet the marginals, in one call; then its plans are returned as they are
-TOGETHER = 64  # classes up to which modalities are solved in one batch; larger ones would wait for each other in vain
+MAX_FAILURES = 3  # of the marginal solver in one call; after these the current plans are returned
+# Up to this number of classes all modalities are solved in one batch. Larger problems are solved one by one, because in
+# a batch all wait for the slowest.
+MAX_BATCHED_CLASSES = 64
 
 
 class Coupling(NamedTuple):
-    """What the solver returns for a batch of B problems of size n."""
+    """Solution of a batch of B problems of size n."""
 
     T: Tensor  #: (B, n, n) plans
     f: Tensor  #: (B, n) dual potentials of the rows, in units of epsilon
-    residual: Tensor  #: (B,) ||T - Sinkhorn(T)||_1 at the end, or the error of the marginals where that is larger
+    residual: Tensor  #: (B,) final ||T - Sinkhorn(T)||_1, or the error of the marginals if that is larger
     iterations: int  #: outer iterations of the batch
 
 
 def squared_distances(X: Tensor) -> Tensor:
-    r"""D_ij = \|\|x_i - x_j\|\|^2: (..., n, d) -> (..., n, n).
+    r"""Squared distances D_ij = \|\|x_i - x_j\|\|^2: (..., n, d) -> (..., n, n).
 
-    From the Gram matrix of the centred points, whose gradient 2 (x_i - x_j) is exact at distance 0 too.
+    Computed from the Gram matrix of the centred points; its gradient 2 (x_i - x_j) is exact at distance 0 too.
     """
     X = X - X.mean(-2, keepdim=True)
     squares = X.square().sum(-1)
@@ -40,27 +41,27 @@ def squared_distances(X: Tensor) -> Tensor:
 
 
 def sinkhorn(L: Tensor, f: Tensor, tol: float, max_steps: int = 100) -> tuple[Tensor, Tensor, float]:
-    r"""W = n T, with T = diag(e^f) e^L diag(e^g) the scaling of the kernel e^L to uniform marginals 1/n.
+    r"""Scale the kernel e^L to uniform marginals 1/n: T = diag(e^f) e^L diag(e^g), returned as W = n T.
 
-    Columns are exact by construction, W = softmax(L + f) over rows, so g never appears and nothing overflows. Rows are
-    met by the damped Newton step (I - mu D^-1 W W^T) df = -log w on the dual in f, with w = W 1 and D = diag(w): mu = 0
-    is a Sinkhorn sweep, mu -> 1 is Newton's step, which near-permutations need.
+    Column marginals are exact by construction, W = softmax(L + f) over rows, so g is not needed and nothing overflows.
+    Row marginals are enforced by the damped Newton step (I - mu D^-1 W W^T) df = -log w on the dual in f, with w = W 1
+    and D = diag(w). mu = 0 is a Sinkhorn iteration; mu -> 1 is a Newton step, which near-permutations need.
 
     Parameters
     ----------
     L : Tensor, shape (B, n, n)
         Logarithms of the kernels.
     f : Tensor, shape (B, n)
-        Where to start.
+        Initial potentials.
     tol : float
-        Stop at \|\|T 1 - 1/n\|\|_1 <= tol in all problems.
+        Stop if \|\|T 1 - 1/n\|\|_1 <= tol in all problems.
 
     Returns
     -------
     W : Tensor, shape (B, n, n)
     f : Tensor, shape (B, n)
     error : float
-        Largest \|\|T 1 - 1/n\|\|_1 reached.
+        Largest \|\|T 1 - 1/n\|\|_1 at the end.
     """
     eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
     damping, last = 0.5, math.inf
@@ -80,8 +81,8 @@ def sinkhorn(L: Tensor, f: Tensor, tol: float, max_steps: int = 100) -> tuple[Te
     return W, f, error
 
 
-def sharpening_sinkhorn(L: Tensor, tol: float) -> tuple[Tensor, Tensor, float]:
-    """The same for kernels on which Newton's steps go astray: from the blurred e^{L/64} on, sharper each time."""
+def annealed_sinkhorn(L: Tensor, tol: float) -> tuple[Tensor, Tensor, float]:
+    """`sinkhorn` for kernels on which its Newton steps diverge: solve for e^{L/64}, e^{L/16}, e^{L/4}, then e^L."""
     f = torch.zeros_like(L[..., 0])
     for blur in (64, 16, 4):
         f = 4 * sinkhorn(L / blur, f, max(tol, 1e-3))[1]
@@ -92,7 +93,7 @@ def sharpening_sinkhorn(L: Tensor, tol: float) -> tuple[Tensor, Tensor, float]:
 def entropic_gromov_wasserstein(
     C1: Tensor, C2: Tensor, epsilon: float, T: Tensor, f: Tensor, tol: float = 1e-4, max_iterations: int = 1000
 ) -> Coupling:
-    r"""Fixed point of T = Sinkhorn(2 L(C1, C2) (x) T, epsilon), a stationary point over uniform couplings of
+    r"""Solve for the fixed point T = Sinkhorn(2 L(C1, C2) (x) T, epsilon), a stationary point over uniform couplings of
 
     sum_{i,j,k,l} (C1_ik - C2_jl)^2 T_ij T_kl + epsilon sum_ij T_ij log T_ij.
 
@@ -103,13 +104,13 @@ def entropic_gromov_wasserstein(
     epsilon : float
         Weight of the entropy.
     T, f : Tensor, shapes (B, n, n) and (B, n), float64
-        Plans (with uniform marginals) and row potentials to start from; zeros will do for f.
+        Initial plans (with uniform marginals) and row potentials; f may be zero.
     tol : float
-        Stop at \|\|T - Sinkhorn(T)\|\|_1 <= tol in all problems, with marginals exact to tol / 100.
+        Stop if \|\|T - Sinkhorn(T)\|\|_1 <= tol in all problems, with marginals exact to tol / 100.
     """
     n = T.shape[-1]
     marginal_tol = max(1e-2 * tol, 1e-13)
-    # -2 L (x) T / epsilon = K W C2 + c, up to terms of the column alone, which the scaling absorbs.
+    # -2 L (x) T / epsilon = K W C2 + c, up to terms that are constant in each column, which the scaling absorbs.
     K = C1 * (4 / (n * epsilon))
     c = C1.square().mean(2, keepdim=True) * (-2 / epsilon)
     W, worst = n * T, 10 * tol
@@ -120,16 +121,16 @@ def entropic_gromov_wasserstein(
         L, inner_tol = torch.baddbmm(c, torch.bmm(K, W), C2), max(1e-2 * worst, marginal_tol)
         S, f, error = sinkhorn(L, f, inner_tol)
         if error > inner_tol:
-            S, f, error = sharpening_sinkhorn(L, inner_tol)
+            S, f, error = annealed_sinkhorn(L, inner_tol)
             failures += error > inner_tol
         F = S - W
         residual = F.abs().sum((1, 2)) / n
         worst = residual.max().item()
-        if not (worst > tol or error > marginal_tol) or failures == MOST_FAILURES:
+        if not (worst > tol or error > marginal_tol) or failures == MAX_FAILURES:
             break
         W = S
         if last and worst < 0.1:
-            # Anderson's step of depth one, forwards only: backwards would hold the plan at a saddle.
+            # Anderson acceleration of depth one. The step is not negative: a negative one could stay at a saddle point.
             dS, dF = S - last[0], F - last[1]
             step = -(F * dF).sum((1, 2), keepdim=True) / dF.square().sum((1, 2), keepdim=True).clamp_min(1e-300)
             W = S + step.clamp(0, 5) * dS
@@ -140,8 +141,8 @@ def entropic_gromov_wasserstein(
 def gromov_wasserstein_value(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> Tensor:
     r"""E(T) + epsilon sum_ij T_ij log T_ij, with E(T) = sum_{i,j,k,l} (C1_ik - C2_jl)^2 T_ij T_kl: shape (B,).
 
-    T must have uniform marginals. With T a fixed point held constant, the gradient in C1 and C2 is that of the
-    re-solved value (envelope theorem).
+    T must have uniform marginals. If T is a fixed point and treated as constant, the gradient in C1 and C2 equals that
+    of the optimal value (envelope theorem).
     """
     # C1 is symmetric, so <C1 T C2, T> = <T^T C1 T, C2>.
     cross = torch.bmm(torch.bmm(T.mT, C1), T) * C2
@@ -151,7 +152,7 @@ def gromov_wasserstein_value(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) 
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """The plans of the last call, one entry a modality; NaN and 0 iterations where L_align counts 0."""
+    """Summary of the plans of the last call, per modality; NaN and 0 iterations where L_align is 0 by definition."""
 
     n: Tensor  #: (M,) classes present
     epsilon: Tensor  #: (M,) e_0 / n
@@ -164,9 +165,9 @@ class PlanRecord:
 class StructureAlignment:
     r"""L_align = sum_m min_T E(T) + epsilon sum T log T between the class geometries of I_G and P_G^m.
 
-    C_I and C_P are squared Euclidean distances between the n classes present in P_G^m, each divided by its mean, and
-    epsilon = e_0 / n. Plans start at the identity coupling, go on from the last call's, and start afresh for a modality
-    whose present classes change. A modality counts 0 when n < 2 or when a mean is 0.
+    The cost matrices C_I and C_P are squared Euclidean distances between the n classes present in P_G^m, each divided
+    by its mean, and epsilon = e_0 / n. Plans start at the identity coupling, are warm-started from the last call, and
+    are reset for a modality if its present classes change. The term of a modality is 0 if n < 2 or if a mean is 0.
 
     Parameters
     ----------
@@ -178,7 +179,7 @@ class StructureAlignment:
     Attributes
     ----------
     residual, iterations : Tensor, shape (M,)
-        Of the last call; NaN and 0 where L_align counts 0.
+        Of the last call; NaN and 0 for modalities with term 0.
     """
 
     def __init__(self, e_0: float = 0.25, tol: float = 1e-4, max_iterations: int = 1000) -> None:
@@ -189,8 +190,8 @@ class StructureAlignment:
         self._groups: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, P_G: Tensor, present: Tensor, I_G: Tensor) -> Tensor:
-        """L_align, differentiable in P_G, of P_G (M, C, d), present (M, C) bool and I_G (C, C)."""
-        self._follow(present)
+        """Compute L_align from P_G (M, C, d), present (M, C) bool and I_G (C, C); differentiable in P_G."""
+        self._set_present(present)
         self.residual = torch.full(present.shape[:1], math.nan, dtype=torch.float64, device=present.device)
         self.iterations = torch.zeros_like(self.residual, dtype=torch.int64)
         loss = P_G.new_zeros((), dtype=torch.float64)
@@ -206,7 +207,7 @@ class StructureAlignment:
         return loss.to(P_G.dtype)
 
     def _align(self, modalities: Tensor, classes: Tensor, C1: Tensor, C2: Tensor) -> Tensor:
-        """Solve from the kept plans for modalities with the same classes, keep the new ones, and return the value."""
+        """Solve for modalities with the same classes from the stored plans, store the new ones, and return the loss."""
         epsilon = self.e_0 / len(classes)
         C1 = C1.expand_as(C2).contiguous()
         T_at = modalities[:, None, None], classes[:, None], classes
@@ -219,20 +220,20 @@ class StructureAlignment:
         self.residual[modalities], self.iterations[modalities] = residual, iterations
         return gromov_wasserstein_value(C1, C2, epsilon, T).sum()
 
-    def _follow(self, present: Tensor) -> None:
-        """Start afresh where the present classes changed, and group the modalities that share theirs."""
-        known = self._state.get("present")
-        if known is not None and torch.equal(known, present):
+    def _set_present(self, present: Tensor) -> None:
+        """Reset the plans of modalities with changed classes, and group modalities that have the same classes."""
+        previous = self._state.get("present")
+        if previous is not None and torch.equal(previous, present):
             return
-        fresh = torch.diag_embed(present / present.sum(1, keepdim=True).clamp_min(1).double())
+        plans = torch.diag_embed(present / present.sum(1, keepdim=True).clamp_min(1).double())
         potentials = torch.zeros_like(present, dtype=torch.float64)
-        if known is not None and known.shape == present.shape:
-            same = (known == present).all(1)
-            fresh[same], potentials[same] = self._state["plans"][same], self._state["potentials"][same]
-        self.load_state_dict({"plans": fresh, "potentials": potentials, "present": present})
+        if previous is not None and previous.shape == present.shape:
+            same = (previous == present).all(1)
+            plans[same], potentials[same] = self._state["plans"][same], self._state["potentials"][same]
+        self.load_state_dict({"plans": plans, "potentials": potentials, "present": present})
 
     def record(self) -> PlanRecord:
-        """The plans of the last call."""
+        """Summarise the plans of the last call."""
         plans, present = self._state["plans"], self._state["present"]
         n = present.sum(1)
         inactive = self.iterations == 0
@@ -249,14 +250,14 @@ class StructureAlignment:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of what later calls depend on, empty before the first call.
+        """Copy the state: plans (M, C, C) and potentials (M, C), float64, 0 for absent classes; present (M, C) bool.
 
-        plans (M, C, C) and potentials (M, C), float64 and 0 at absent classes, and present (M, C) bool.
+        Empty before the first call.
         """
         return {name: value.clone() for name, value in self._state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take up a `state_dict`."""
+        """Restore a `state_dict`."""
         self._state = {name: value.clone() for name, value in state.items()}
         groups: dict[tuple[bool, ...], list[int]] = {}
         for m, row in enumerate(state["present"].tolist() if state else []):
@@ -266,5 +267,7 @@ class StructureAlignment:
         self._groups = [
             (part, torch.tensor(row, device=device).nonzero().flatten())
             for row, modalities in groups.items()
-            for part in torch.tensor(modalities, device=device).split(len(modalities) if sum(row) <= TOGETHER else 1)
+            for part in torch.tensor(modalities, device=device).split(
+                len(modalities) if sum(row) <= MAX_BATCHED_CLASSES else 1
+            )
         ]

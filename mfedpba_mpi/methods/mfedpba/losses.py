@@ -1,4 +1,4 @@
-"""The server's losses between prototypes, and the aggregation of logit prototypes."""
+"""The server's prototype losses L_rec and L_con, and the aggregation of logit prototypes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def reconstruction_loss(P: Tensor, E: Tensor, rows: Tensor, uploads: int) -> Ten
     P, E : Tensor, shape (M, R, d)
         Projected and uploaded prototypes.
     rows : Tensor, shape (M, R), bool
-        Which rows count; the others are padding.
+        Mask of the rows that are not padding.
     uploads : int
-        Number of clients that uploaded in this round, \|K\|.
+        Number of participants \|K\| of the round.
     """
     return ((P - E) * rows[..., None]).square().sum() / uploads
 
@@ -25,8 +25,8 @@ def reconstruction_loss(P: Tensor, E: Tensor, rows: Tensor, uploads: int) -> Ten
 def contrastive_loss(P_G: Tensor, present: Tensor, tau: float) -> Tensor:
     r"""L_con = - sum_c sum_{m != m'} log( exp(s_{c,c}^{m,m'} / tau) / sum_{c'} exp(s_{c,c'}^{m,m'} / tau) ).
 
-    s_{c,c'}^{m,m'} is the cosine of P_G,c^m and P_G,c'^m'; c and c' run over the classes present in both modalities.
-    0 when fewer than two modalities are present.
+    s_{c,c'}^{m,m'} is the cosine similarity of P_G,c^m and P_G,c'^m'; c and c' run over the classes present in both
+    modalities. The loss is 0 if fewer than two modalities are present.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def contrastive_loss(P_G: Tensor, present: Tensor, tau: float) -> Tensor:
     unit = F.normalize(P_G, dim=-1, eps=1e-8)
     s = torch.einsum("mcd,nkd->mnck", unit, unit) / tau
     both = present[:, None] & present & ~torch.eye(M, dtype=torch.bool, device=present.device)[..., None]
-    # A finite filling, since a row of -inf has no gradient.
+    # A finite fill value, because a row of -inf gives NaN gradients.
     s = s.masked_fill(~both[:, :, None], torch.finfo(s.dtype).min)
     terms = s.logsumexp(-1) - s.diagonal(dim1=-2, dim2=-1)
     return torch.where(both, terms, 0.0).sum()
@@ -48,7 +48,7 @@ def contrastive_loss(P_G: Tensor, present: Tensor, tau: float) -> Tensor:
 def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     r"""I_G,c = sum_k q_k,c I_k,c with q_k,c = (H(I_k,c) + eps)^-1 / sum_k' (H(I_k',c) + eps)^-1.
 
-    H is the entropy of softmax(I_k,c) in nats and eps = 1e-8; k runs over the clients that have class c. Computed in
+    H is the entropy of softmax(I_k,c) in nats and eps = 1e-8; k runs over the clients with class c. Computed in
     float64.
 
     Parameters
@@ -57,7 +57,7 @@ def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[T
         Logit prototypes in client order.
     present : Tensor, shape (K, C), bool
     equal : bool
-        Equal weights instead ("EA").
+        Use equal weights instead (ablation "EA").
 
     Returns
     -------

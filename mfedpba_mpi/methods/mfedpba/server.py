@@ -1,4 +1,4 @@
-"""MFedPBA's server: I_G by entropy weights; P_G by the autoencoder that S steps of L_rec + L_con + L_align train."""
+"""MFedPBA server: entropy-weighted I_G, and P_G from an autoencoder trained by S steps on L_rec + L_con + L_align."""
 
 from __future__ import annotations
 
@@ -15,54 +15,57 @@ from mfedpba_mpi.methods.base import Problem, Server
 from mfedpba_mpi.methods.mfedpba.autoencoder import PrototypeAutoencoder, PrototypeBatch
 from mfedpba_mpi.methods.mfedpba.gromov import StructureAlignment
 from mfedpba_mpi.methods.mfedpba.losses import aggregate_logits, contrastive_loss, reconstruction_loss
-from mfedpba_mpi.methods.params import MFedPBA as Params
+from mfedpba_mpi.methods.params import MFedPBAParameters
 from mfedpba_mpi.methods.training import sgd_step
 from mfedpba_mpi.rng import torch_seed
 
-ALONE, OFTEN = 0.99, 0.1  # of the weight of I_G in a class, in so many of a client's classes: worth a warning
+# Warn if a client has more than this weight in I_G, in more than this fraction of its classes.
+DOMINANT_WEIGHT, DOMINATED_CLASSES = 0.99, 0.1
 
 
 class MFedPBAServer(Server):
-    """The prototype optimiser: autoencoder, its optimisation, and the warm transport plans."""
+    """Server that trains the prototype autoencoder; transport plans of L_align are warm-started between rounds."""
 
-    params: Params
+    params: MFedPBAParameters
     persistent = ("autoencoder", "alignment")
     transient = ("_warned",)
 
     def __init__(self, problem: Problem, device: torch.device):
         super().__init__(problem, device)
-        start = torch.Generator().manual_seed(torch_seed(problem.config.seed, "server"))
-        self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, start).to(device)
+        stream = torch.Generator().manual_seed(torch_seed(problem.config.seed, "server"))
+        self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, stream).to(device)
         self.alignment = StructureAlignment(self.params.gw_epsilon)
-        self.shared = problem.shared(device)  # (K, C)
+        self.uploaded = problem.uploaded_classes(device)  # (K, C)
         self._warned: set[tuple[str, int]] = set()
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         clients = list(uploads)
         I = torch.stack([uploads[k]["I"] for k in clients])
-        I_G, I_present, q = aggregate_logits(I, self.shared[clients], equal=self.params.equal_average)
-        self._note_weights(clients, q)
+        I_G, I_present, q = aggregate_logits(I, self.uploaded[clients], equal=self.params.equal_average)
+        self._warn_dominant_clients(clients, q)
         batch = PrototypeBatch.from_uploads(
             [
-                (m, E_km, self.shared[k])
+                (m, E_km, self.uploaded[k])
                 for k in clients
                 for m, E_km in zip(self.problem.clients[k].modalities, uploads[k]["E"], strict=True)
             ],
             self.problem.M,
         )
         self.record = {"gw_residual": 0.0, "gw_iterations": 0}
-        solves = [self._optimise(t, s, batch, len(clients), I_G) for s in range(self.params.server_epochs)]
-        if solves and "align" not in self.params.without:
-            self._note_plans(*map(torch.stack, zip(*solves, strict=True)))
+        plan_statuses = [self._optimise(t, s, batch, len(clients), I_G) for s in range(self.params.server_epochs)]
+        if plan_statuses and "align" not in self.params.without:
+            self._record_plans(*map(torch.stack, zip(*plan_statuses, strict=True)))
         with torch.no_grad():
             P_G = batch.average(self.autoencoder(batch.E))
         check_finite(f"server, round {t}: P_G", P_G, "lower server_lr")
         return {"P_G": P_G, "I_G": I_G, "P_present": batch.present, "I_present": I_present}
 
     def _optimise(self, t: int, s: int, batch: PrototypeBatch, uploads: int, I_G: Tensor) -> tuple[Tensor, ...]:
-        """One SGD step of L_server = L_rec + L_con + L_align on the autoencoder, gradient norm clipped.
+        """One SGD step on L_server = L_rec + L_con + L_align with clipped gradient norm.
 
-        Returns the residuals and iterations of L_align's plans, if it counts.
+        Returns
+        -------
+        (residuals, iterations) of the transport plans, or () if L_align is omitted.
         """
         P = self.autoencoder(batch.E)
         P_G = batch.average(P)
@@ -76,36 +79,39 @@ class MFedPBAServer(Server):
             value = losses[name].item() if name in losses else 0.0
             self.record[f"server_{name}"] = value
             check_finite(f"server, round {t}, step {s + 1}: L_{name}", value, "lower server_lr")
-        solve = (self.alignment.residual, self.alignment.iterations) if "align" in losses else ()
+        plan_status = (self.alignment.residual, self.alignment.iterations) if "align" in losses else ()
         total = sum(losses.values())
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return solve
+            return plan_status
         parameters = list(self.autoencoder.parameters())
         if self.problem.config.track_gradients and s == self.params.server_epochs - 1:
             for name, loss in losses.items():
-                if loss.requires_grad:  # it counts
+                if loss.requires_grad:  # false for a term that is constantly 0
                     own = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
                     self.record[f"gradient_{name}"] = _norm(own)
         gradients = torch.autograd.grad(total, parameters)
         clip = self.params.server_clip
         scale = min(1.0, clip / max(_norm(gradients), 1e-12)) if clip else 1.0
         sgd_step(parameters, gradients, self.params.server_lr * scale)
-        return solve
+        return plan_status
 
-    def _note_weights(self, clients: Sequence[int], q: Tensor) -> None:
-        """Warn of a client that makes I_G alone, by weights q (K, C), in many classes that others have as well."""
-        shared = self.shared[clients]
-        alone = ((q > ALONE) & (shared.sum(0) > 1)).sum(1)
-        for i in (alone > OFTEN * shared.sum(1)).nonzero().flatten().tolist():
-            self._warn(
+    def _warn_dominant_clients(self, clients: Sequence[int], q: Tensor) -> None:
+        """Warn if the weights q (K, C) of one client dominate I_G in many classes that other clients have as well."""
+        uploaded = self.uploaded[clients]
+        dominated = ((q > DOMINANT_WEIGHT) & (uploaded.sum(0) > 1)).sum(1)
+        for i in (dominated > DOMINATED_CLASSES * uploaded.sum(1)).nonzero().flatten().tolist():
+            self._warn_once(
                 ("weights", clients[i]),
-                f"client {clients[i]} alone makes I_G in {alone[i]} of its "
-                f"{count(int(shared[i].sum()), 'class', 'classes')}: weights by entropy trust the surest, also one "
-                "that has diverged; --equal-average trusts all alike",
+                f"client {clients[i]} dominates I_G in {dominated[i]} of its "
+                f"{count(int(uploaded[i].sum()), 'class', 'classes')}: entropy weights favour confident clients, even "
+                "diverged ones; --equal-average weights all clients equally",
             )
 
-    def _note_plans(self, residuals: Tensor, iterations: Tensor) -> None:
-        """Record a round's transport plans, (S, M) values; warn of one that says nothing, or was not there yet."""
+    def _record_plans(self, residuals: Tensor, iterations: Tensor) -> None:
+        """Record the transport plans of a round, and warn if one is uniform or has not converged.
+
+        `residuals` and `iterations` have the shape (S, M).
+        """
         plans = self.alignment.record()
         names = [self.problem.info.modalities[m].name for m in range(self.problem.M)]
         self.record["gw_trace"], self.record["gw_epsilon"] = plans.trace.cpu().numpy(), plans.epsilon.cpu().numpy()
@@ -113,30 +119,30 @@ class MFedPBAServer(Server):
         self.record["gw_residual"] = residual.max().item()
         self.record["gw_iterations"] = int(iterations.amax(1).sum())
         for m in (plans.deviation < 0.01).nonzero().flatten().tolist():
-            self._warn(
+            self._warn_once(
                 ("uniform", m),
-                f"the transport plan of {names[m]} is uniform within 1 %, so L_align says nothing: lower gw_epsilon",
+                f"the transport plan of {names[m]} is uniform within 1 %, so L_align has no effect; lower gw_epsilon",
             )
         for m in (residual > self.alignment.tol).nonzero().flatten().tolist():
-            self._warn(
+            self._warn_once(
                 ("residual", m), f"the transport plan of {names[m]} has not converged (residual {residual[m]:.1e})"
             )
 
-    def _warn(self, about: tuple[str, int], words: str) -> None:
-        """Say it once."""
-        if about not in self._warned:
-            self._warned.add(about)
-            self.warnings.append(words)
+    def _warn_once(self, key: tuple[str, int], message: str) -> None:
+        """Add a warning, once per key."""
+        if key not in self._warned:
+            self._warned.add(key)
+            self.warnings.append(message)
 
     def final(self) -> Mapping[str, Tensor]:
-        """L_align's plans (M, C, C), from the classes of I_G to those of P_G^m; NaN at absent ones."""
+        """Transport plans (M, C, C) of L_align from the classes of I_G to those of P_G^m; NaN for absent classes."""
         state = self.alignment.state_dict()
-        if not state:  # L_align was left out
+        if not state:  # L_align is omitted
             return {}
         present = state["present"]
         return {"plan": state["plans"].where(present[:, :, None] & present[:, None], math.nan)}
 
 
 def _norm(gradients: tuple[Tensor, ...]) -> float:
-    """The joint norm ||g||."""
+    """Joint L2 norm of several gradients."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))).item()

@@ -1,4 +1,4 @@
-"""FedPall's client: its terms against loops, its step against autograd, what it uploads."""
+"""FedPall's client: loss terms compared with loops, steps compared with autograd, and uploads."""
 
 import math
 
@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.methods.fedpall import adversarial_term, contrastive_term
 from mfedpba_mpi.methods.training import Epoch
-from tests.methods.fedpall.parts import TWO, arrays, close, play, random_discriminator
+from tests.methods.fedpall.parts import TWO, assert_close, discriminator_message, play, random_discriminator
 from tests.methods.hand import Data
 
 
 @pytest.mark.parametrize("items", [1, 2])
-def test_adversarial_term_is_the_divergence_from_uniform(items):
+def test_adversarial_term_equals_the_divergence_from_uniform(items):
     D, message = random_discriminator(d=4, h=5, K=3)
     z = torch.randn(items, 6, 4)
     expected = 0.0
@@ -46,12 +46,12 @@ def loop_contrast(z, y, Pbar, present, T):
 
 @pytest.mark.parametrize("items", [1, 2])
 @pytest.mark.parametrize("present", [[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 0]])
-def test_contrastive_term_leaves_absent_classes_out(items, present):
+def test_contrastive_term_ignores_absent_classes(items, present):
     y = torch.tensor([0, 1, 2, 3, 0, 1, 1, 1, 1, 3, 3])
-    cuts = [(0, 5), (5, 9), (9, 11)]  # in the second batch class 1 alone
+    cuts = [(0, 5), (5, 9), (9, 11)]  # the second batch has only class 1
     present = torch.tensor(present, dtype=torch.bool)
     z, Pbar = torch.randn(items, 11, 3), torch.randn(4, 3)
-    Pbar[~present] = float("nan")  # must not be looked at
+    Pbar[~present] = float("nan")  # must not be used
     term = contrastive_term(Epoch([], y, cuts), Pbar, present, 0.7)
     for number, (start, stop) in enumerate(cuts):
         found = term(number, slice(start, stop), z[:, start:stop])
@@ -62,21 +62,21 @@ def test_contrastive_term_leaves_absent_classes_out(items, present):
 @pytest.mark.parametrize("present", [[True, True, True], [False, True, False]])
 @pytest.mark.parametrize("T", [0.05, 3.0])
 def test_contrastive_term_is_never_negative(T, present):
-    """Prototypes of norm 0.1, not normalised in the denominator, would give -0.9 / T when z points to its own."""
+    """With prototypes of norm 0.1, unnormalised in the denominator, the loss would be -0.9 / T at z = Pbar_y."""
     y, Pbar = torch.ones(50, dtype=torch.long), 0.1 * torch.eye(3)
     z = torch.randn(1, 50, 3)
     z[:, 0] = Pbar[1]
     term = contrastive_term(Epoch([], y, [(i, i + 1) for i in range(50)]), Pbar, torch.tensor(present), T)
     losses = [term(i, slice(i, i + 1), z[:, i : i + 1]).item() for i in range(50)]
     assert min(losses) >= 0
-    assert (max(losses) > 0) == all(present)  # with one class there is nothing to contrast
+    assert (max(losses) > 0) == all(present)  # with one class the loss is 0
 
 
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
-def test_a_client_step_goes_down_all_three_terms(by_hand, fusion):
-    """One SGD step on extractors and classifier against autograd through plain modules; D and Pbar stay as they are."""
+def test_a_client_step_equals_autograd(make_federation, fusion):
+    """One SGD step on extractors and classifier, compared with autograd through modules; D and Pbar do not change."""
     weights = {"beta": 0.7, "mu": 0.4, "temperature": 0.5, "rho": 0.25, "disc_hidden": 5}
-    federation = by_hand("fedpall", TWO, 2, fedpall=weights, lr=0.5, batch_size=4, fusion=fusion)
+    federation = make_federation("fedpall", TWO, 2, fedpall=weights, lr=0.5, batch_size=4, fusion=fusion)
     client, K = federation.clients[1], 2
     client.model.extractors = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
     D, message = random_discriminator(2, 5, K)
@@ -98,56 +98,56 @@ def test_a_client_step_goes_down_all_three_terms(by_hand, fusion):
     cos = F.cosine_similarity(z[:, None], Pbar[None, :2], dim=-1) / 0.5  # class 2 has no prototype
     nce = F.cross_entropy(cos[y < 2], y[y < 2])
     parameters = [W, b, *f[0], *f[1]]
-    moves = torch.autograd.grad(ce + 0.7 * adv + 0.4 * nce, parameters)
+    gradients = torch.autograd.grad(ce + 0.7 * adv + 0.4 * nce, parameters)
 
     inbox = {**h_G, **message, "Pbar": Pbar, "Pbar_present": present}
     client.update(1, 0, inbox)
-    close(list(client.losses.values()), [ce.item(), adv.item(), nce.item()])
+    assert_close(list(client.losses.values()), [ce.item(), adv.item(), nce.item()])
     found = [h.weight, h.bias, *client.model.extractors[0].parameters(), *client.model.extractors[1].parameters()]
-    for p, start, move in zip(found, parameters, moves, strict=True):
-        close(p, start - 0.5 * move)
+    for p, start, gradient in zip(found, parameters, gradients, strict=True):
+        assert_close(p, start - 0.5 * gradient)
     for name, value in message.items():
-        assert torch.equal(value, arrays(D)[name])
+        assert torch.equal(value, discriminator_message(D)[name])
 
 
 @pytest.mark.parametrize(
     ("d", "keep", "ones"), [(2, 0.9, 1), (10, 0.9, 9), (24, 0.9, 21), (64, 0.9, 57), (100, 0.29, 29)]
 )
-def test_the_mask_lets_exactly_so_many_features_through(by_hand, d, keep, ones):
+def test_the_mask_keeps_the_given_fraction_of_features(make_federation, d, keep, ones):
     rows = np.random.default_rng(0).normal(size=(4, d)) + 5
-    federation = by_hand("fedpall", [Data({0: rows}, [0, 1, 1, 2])] * 2, 1, d=d, fedpall={"keep": keep})
+    federation = make_federation("fedpall", [Data({0: rows}, [0, 1, 1, 2])] * 2, 1, d=d, fedpall={"keep": keep})
     inbox, masks = {}, []
     for t in (1, 2):
         for k, upload in play(federation, t, inbox)[1].items():
             masks.append((upload["V"] != 0).numpy())
             assert (masks[-1].sum(1) == ones).all()
             assert (masks[-1] == masks[-1][0]).all(), k
-    if d == 64:  # every client and round has its own
+    if d == 64:  # masks differ between clients and rounds
         assert len({mask.tobytes() for mask in masks}) == 4
 
 
-def test_the_share_is_one_draw_for_each_client_and_round(by_hand):
-    federation = by_hand("fedpall", TWO, 2, fedpall={"keep": 1, "mix_low": 0.6})
-    inbox, shares = {}, []
+def test_the_mixing_weight_is_drawn_once_per_client_and_round(make_federation):
+    federation = make_federation("fedpall", TWO, 2, fedpall={"keep": 1, "mix_low": 0.6})
+    inbox, mixing_weights = {}, []
     for t in (1, 2, 3):
         for k, upload in play(federation, t, inbox)[1].items():
             z = sum(torch.tensor(rows).float() for rows in TWO[k].values.values())
             P = inbox["Pbar"][TWO[k].labels]
             g = ((upload["V"] - P) / (z - P)).numpy()
-            close(g, np.full_like(g, g[0, 0]), 1e-4)
-            shares.append(round(float(g[0, 0]), 4))
-    assert len(set(shares)) == 6
-    assert 0.6 <= min(shares) <= max(shares) <= 1
+            assert_close(g, np.full_like(g, g[0, 0]), 1e-4)
+            mixing_weights.append(round(float(g[0, 0]), 4))
+    assert len(set(mixing_weights)) == 6
+    assert 0.6 <= min(mixing_weights) <= max(mixing_weights) <= 1
 
 
-def test_phase_b_leaves_the_trained_classifier_for_prediction(hand):
+def test_phase_b_does_not_change_the_classifier_for_prediction(hand):
     inbox = {}
     play(hand, 1, inbox)
     client = hand.clients[0]
     client.update(2, 0, inbox)
     before = {name: value.clone() for name, value in client.model.state_dict().items()}
-    hits = client.evaluate(2, inbox)
+    correct = client.evaluate(2, inbox)
     client.update(2, 1, inbox)
     assert all(torch.equal(value, before[name]) for name, value in client.model.state_dict().items())
     assert not torch.equal(client.model.classifier.weight, inbox["W"])
-    assert client.evaluate(2, inbox) == hits
+    assert client.evaluate(2, inbox) == correct

@@ -1,4 +1,4 @@
-"""FedPall: a round worked out by hand, and runs."""
+"""FedPall: a round calculated by hand, and complete runs."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 
 from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.heads import HeadClient
-from tests.methods.fedpall.parts import TWO, close, play
+from tests.methods.fedpall.parts import TWO, assert_close, play
 
 
 def test_a_round_by_hand(hand):
@@ -16,45 +16,45 @@ def test_a_round_by_hand(hand):
     first = hand.clients[0]
 
     # h_0 = h_G = 0, so p - y = (-2/3, 1/3, 1/3) for z = (3, 4), and W -= 0.3 (p - y) z^T. W_3 = 0: D is constant.
-    close(first.model.classifier.weight, [[0.6, 0.8], [-0.3, -0.4], [-0.3, -0.4]])
-    close(first.model.classifier.bias, [0.2, -0.1, -0.1])
+    assert_close(first.model.classifier.weight, [[0.6, 0.8], [-0.3, -0.4], [-0.3, -0.4]])
+    assert_close(first.model.classifier.bias, [0.2, -0.1, -0.1])
     for client in hand.clients:
-        close(list(client.losses.values()), [math.log(3), 0, 0])
+        assert_close(list(client.losses.values()), [math.log(3), 0, 0])
 
-    # p_0 = (3, 4) has the direction (0.6, 0.8) and counts once, (-3, 4) the direction (-0.6, 0.8) and counts three
-    # times: Pbar_0 = ((0.6 - 1.8) / 4, 0.8). Class 2 is client 1's: (-2.3, 0) has the direction (-1, 0).
-    close(means[0]["p"][0], [3, 4])
-    close(means[1]["p"][[0, 2]], [[-3, 4], [-2.3, 0]])
-    close(inbox["Pbar"][[0, 2]], [[-0.3, 0.8], [-1, 0]])
+    # p_0 = (3, 4) has the direction (0.6, 0.8) and weight 1, (-3, 4) has the direction (-0.6, 0.8) and weight 3:
+    # Pbar_0 = ((0.6 - 1.8) / 4, 0.8). Only client 1 has class 2: (-2.3, 0) has the direction (-1, 0).
+    assert_close(means[0]["p"][0], [3, 4])
+    assert_close(means[1]["p"][[0, 2]], [[-3, 4], [-2.3, 0]])
+    assert_close(inbox["Pbar"][[0, 2]], [[-0.3, 0.8], [-1, 0]])
     assert inbox["Pbar_present"].tolist() == [1, 0, 1]
 
     # v = (z + Pbar_y) / 2
-    close(mixed[0]["V"], [[1.35, 2.4]])
-    close(mixed[1]["V"], [[-1.65, 0.9], [-1.65, 2.4], [-1.65, 3.9], [-1.65, 0]])
+    assert_close(mixed[0]["V"], [[1.35, 2.4]])
+    assert_close(mixed[1]["V"], [[-1.65, 0.9], [-1.65, 2.4], [-1.65, 3.9], [-1.65, 0]])
     assert mixed[0]["y"].tolist() == [0]
     assert mixed[1]["y"].tolist() == [0, 0, 0, 2]
 
     # h_G(v) = 0, so dCE/db = 1/3 - (4, 0, 1) / 5. The v of class 0 sum to (-3.6, 9.6), those of class 2 to (-1.65, 0),
     # all to (-5.25, 9.6): dCE/dW = ((-1.75, 3.2) - (-3.6, 9.6)) / 5, (-1.75, 3.2) / 5, ((-1.75, 3.2) - (-1.65, 0)) / 5.
-    close(inbox["W"], [[-0.37, 1.28], [0.35, -0.64], [0.02, -0.64]])
-    close(inbox["b"], [7 / 15, -1 / 3, -2 / 15])
+    assert_close(inbox["W"], [[-0.37, 1.28], [0.35, -0.64], [0.02, -0.64]])
+    assert_close(inbox["b"], [7 / 15, -1 / 3, -2 / 15])
     assert hand.server.record["server_ce"] == pytest.approx(math.log(3))
 
     # W_1 v = 1.35 and four times -1.65: mean -1.05, deviations 2.4 and -0.6, variance 7.2 / 5 = 1.2^2, so BatchNorm and
     # relu give 2, 0, 0, 0, 0. Of these the mean is 0.4, the variance 3.2 / 5 = 0.8^2, and again a_2 = 2, 0, 0, 0, 0.
-    # Running means move to 0.1 of the mean, variances to 0.9 + 0.1 of the unbiased 7.2 / 4 and 3.2 / 4.
-    # D = 0, so dCE/dW_3 = (1/2 - 1) 2 / 5 and 1/2 2 / 5; nothing reaches the layers before W_3 = 0.
-    close(inbox["D_W3"], [[0.2], [-0.2]], 1e-4)
-    close(
+    # Running means become 0.1 mean, running variances 0.9 + 0.1 times the unbiased 7.2 / 4 and 3.2 / 4.
+    # D = 0, so dCE/dW_3 = (1/2 - 1) 2 / 5 and 1/2 2 / 5; gradients of earlier layers are 0, because W_3 = 0.
+    assert_close(inbox["D_W3"], [[0.2], [-0.2]], 1e-4)
+    assert_close(
         [inbox["D_mean1"], inbox["D_var1"], inbox["D_mean2"], inbox["D_var2"]], [[-0.105], [1.08], [0.04], [0.98]], 1e-4
     )
-    close(inbox["D_W1"], [[1, 0]])
-    close([inbox[f"D_{name}"].item() for name in ("W2", "gamma1", "gamma2", "beta1", "beta2")], [1, 1, 1, 0, 0])
+    assert_close(inbox["D_W1"], [[1, 0]])
+    assert_close([inbox[f"D_{name}"].item() for name in ("W2", "gamma1", "gamma2", "beta1", "beta2")], [1, 1, 1, 0, 0])
     assert hand.server.record["server_disc"] == pytest.approx(math.log(2))
 
 
-def test_the_round_after_it(hand):
-    """Client 0 starts from the classifier above, and z = (3, 4) meets the prototypes and the discriminator above."""
+def test_the_next_round_by_hand(hand):
+    """Client 0 with z = (3, 4) starts from the classifier, prototypes and discriminator of the round above."""
     inbox = {}
     play(hand, 1, inbox)
     first = hand.clients[0]
@@ -64,11 +64,11 @@ def test_the_round_after_it(hand):
     ce = math.log(1 + math.exp(-1.843333 - 4.476667) + math.exp(-2.633333 - 4.476667))
     nce = math.log(1 + math.exp((-0.6 - 0.538390) / 3))
     adv = math.log(math.cosh(0.595543))
-    close(list(first.losses.values()), [ce, adv, nce], 1e-4)
-    close([adv, nce], [0.167749, 0.521308], 1e-5)
+    assert_close(list(first.losses.values()), [ce, adv, nce], 1e-4)
+    assert_close([adv, nce], [0.167749, 0.521308], 1e-5)
 
 
-def test_payload_is_the_closed_formula(hand, by_hand):
+def test_payload_equals_the_formula(hand, make_federation):
     method = hand.method
     C, d, K, h = 3, 2, 2, 1
     P_D = h * d + h * h + h * K + 4 * h
@@ -77,28 +77,28 @@ def test_payload_is_the_closed_formula(hand, by_hand):
     assert method.reply(1, 0, 0).payload_bytes == 4 * C * d
     assert method.reply(1, 1, 0).payload_bytes == 4 * (C * d + C + P_D + 4 * h) == 88
     assert method.first().payload_bytes == 88
-    few = by_hand("fedpall", TWO, 2, fedpall={"upload": "prototypes"}).method
-    assert sum(few.upload(1, phase, 0).payload_bytes for phase in (0, 1)) == 4 * 2 * C * d
-    items = by_hand("fedpall", TWO, 2, fusion="separate").method
+    prototypes = make_federation("fedpall", TWO, 2, fedpall={"upload": "prototypes"}).method
+    assert sum(prototypes.upload(1, phase, 0).payload_bytes for phase in (0, 1)) == 4 * 2 * C * d
+    items = make_federation("fedpall", TWO, 2, fusion="separate").method
     assert [items.upload(1, 1, k).payload_bytes for k in (0, 1)] == [4 * n * (d + 1) for n in (3, 2 * 4)]
     assert items.reply(1, 1, 0).payload_bytes == 4 * (C * d + C + (64 * d + 64 * 64 + 64 * K + 256) + 256)
 
 
 def floats(run, K, h=64, upload="samples", items=1, C=3, d=8):
-    """(up, down) of the closed formula, (K,) and a number."""
+    """Floats (up (K,), down) per round by the formula."""
     mixed = C * d if upload == "prototypes" else run.partition["counts"].sum(axis=1) * items * (d + 1)
     return C * d + mixed, C * d + (C * d + C) + (h * d + h * h + h * K + 4 * h) + 4 * h
 
 
 @pytest.mark.parametrize("upload", ["samples", "prototypes"])
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
-def test_a_run_is_finite_and_its_payload_the_formula(finished, fusion, upload):
+def test_a_run_is_finite_and_its_payload_equals_the_formula(finished, fusion, upload):
     run = finished(fusion=fusion, partition="m1+", fedpall={"upload": upload, "disc_hidden": 16})
     owned = run.partition["modalities"].sum(axis=1)
     up, down = floats(run, K=3, h=16, upload=upload, items=owned if fusion == "separate" else 1)
     assert (run.rounds["bytes_up"] == 4 * up).all()
     assert (run.rounds["bytes_down"] == 4 * down).all()
-    assert (run.rounds["wire_down"] == 4 * (down + 3)).all()  # the presence of classes
+    assert (run.rounds["wire_down"] == 4 * (down + 3)).all()  # the mask of present classes
     for name in ("loss_ce", "loss_adv", "loss_nce", "server_ce", "server_disc"):
         assert np.isfinite(run.rounds[name]).all(), name
         assert (run.rounds[name][1:] > 0).all(), name
@@ -109,21 +109,21 @@ def test_a_run_is_finite_and_its_payload_the_formula(finished, fusion, upload):
 @pytest.mark.parametrize("upload", ["samples", "prototypes"])
 def test_absent_classes_short_batches_and_a_single_participant(finished, upload):
     run = finished(clients=14, alpha=0.05, participation=0.07, rounds=4, fedpall={"upload": upload})
-    took_part, counts = run.rounds["participants"], run.partition["counts"]
-    assert (took_part.sum(axis=1) == 1).all()
+    participated, counts = run.rounds["participants"], run.partition["counts"]
+    assert (participated.sum(axis=1) == 1).all()
     assert (counts == 0).any()
     assert (counts.sum(axis=1) < 12).any()
     up, down = floats(run, K=14, upload=upload)
-    np.testing.assert_array_equal(run.rounds["bytes_up"], 4 * up * took_part)
-    np.testing.assert_array_equal(run.rounds["bytes_down"], 4 * down * took_part)
+    np.testing.assert_array_equal(run.rounds["bytes_up"], 4 * up * participated)
+    np.testing.assert_array_equal(run.rounds["bytes_down"], 4 * down * participated)
     assert np.isfinite(run.rounds["server_ce"]).all()
-    assert np.isfinite(run.rounds["loss_nce"][took_part]).all()
-    last = counts[took_part[-1]][0]
+    assert np.isfinite(run.rounds["loss_nce"][participated]).all()
+    last = counts[participated[-1]][0]
     np.testing.assert_array_equal(run.final["Pbar_present"], last > 0)
 
 
 @pytest.mark.parametrize("fusion", ["sum", "separate"])
-def test_without_its_terms_and_the_common_classifier_it_is_local(finished, fusion, monkeypatch):
+def test_without_extra_terms_and_global_classifier_it_equals_local(finished, fusion, monkeypatch):
     monkeypatch.setattr(HeadClient, "begin", lambda self, inbox: None)
     off = finished(fusion=fusion, fedpall={"mu": 0, "beta": 0, "rho": 0})
     local = finished(method="local", fusion=fusion)
@@ -134,20 +134,20 @@ def test_without_its_terms_and_the_common_classifier_it_is_local(finished, fusio
     assert not off.rounds["loss_nce"].any()
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished):
+def test_results_depend_on_the_seed_only(finished):
     a, b, c = finished(), finished(eval_every=3), finished(seed=1)
     assert a.final["client_sha256"] == b.final["client_sha256"]
     assert a.final["server_sha256"] == b.final["server_sha256"]
     assert a.final["server_sha256"] != c.final["server_sha256"]
 
 
-def test_a_server_without_epochs_leaves_its_networks_alone(finished):
+def test_without_server_epochs_the_networks_do_not_change(finished):
     one, three = finished(rounds=1, fedpall={"server_epochs": 0}), finished(fedpall={"server_epochs": 0})
     assert one.final["server_sha256"] == three.final["server_sha256"]
     assert not three.rounds["server_ce"].any()
 
 
-def test_what_is_not_finite_is_named(finished):
+def test_non_finite_values_raise(finished):
     with pytest.raises(RunError, match=r"server, round \d+: L_ce .*not finite"):
         finished(fedpall={"server_lr": 1e38})
     with pytest.raises(RunError, match=r"client \d, round \d+: .*not finite"):

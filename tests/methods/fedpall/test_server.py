@@ -1,4 +1,4 @@
-"""FedPall's server: prototypes, and two networks against torch.optim."""
+"""FedPall's server: prototypes, and the training of both networks compared with torch.optim."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from mfedpba_mpi.methods import fedpall
-from tests.methods.fedpall.parts import TWO, arrays, close, play, random_discriminator
+from tests.methods.fedpall.parts import TWO, assert_close, discriminator_message, play, random_discriminator
 from tests.methods.hand import Data
 
 
-def test_prototypes_of_separate_features_count_items(by_hand):
-    federation = by_hand("fedpall", TWO, 2, fusion="separate", fedpall={"keep": 1, "mix_low": 1})
+def test_prototypes_of_separate_features_count_items(make_federation):
+    federation = make_federation("fedpall", TWO, 2, fusion="separate", fedpall={"keep": 1, "mix_low": 1})
     inbox = {}
     means, mixed = play(federation, 1, inbox)
     sums, counts = np.zeros((3, 2)), np.zeros(3)
@@ -22,21 +22,21 @@ def test_prototypes_of_separate_features_count_items(by_hand):
                 row for rows in client.values.values() for row, y in zip(rows, client.labels, strict=True) if y == c
             ]
             p = np.mean(members, axis=0)
-            close(means[k]["p"][c], p)
+            assert_close(means[k]["p"][c], p)
             sums[c] += len(members) * p / np.linalg.norm(p)
             counts[c] += len(members)
-    close(inbox["Pbar"][[0, 2]], (sums / counts.clip(1)[:, None])[[0, 2]])
+    assert_close(inbox["Pbar"][[0, 2]], (sums / counts.clip(1)[:, None])[[0, 2]])
     assert counts.tolist() == [7, 0, 4]
-    close(mixed[1]["V"], np.concatenate([TWO[1].values[0], TWO[1].values[1]]))  # g = 1: the features themselves
+    assert_close(mixed[1]["V"], np.concatenate([TWO[1].values[0], TWO[1].values[1]]))  # g = 1: unmixed features
     assert mixed[1]["y"].tolist() == TWO[1].labels * 2
 
 
-def test_the_server_is_sgd_with_momentum_over_rounds(by_hand, no_chance):
-    """Rounds with 16 vectors (the last batch has one, which D leaves out), 14 and 8; three epochs in batches of 5."""
+def test_server_training_equals_torch_sgd_with_momentum(make_federation, constant_generator):
+    """Rounds with 16 vectors (D drops the last batch of one), 14 and 8; three epochs in batches of 5."""
     rng = np.random.default_rng(1)
     clients = [Data({0: rng.normal(size=(n, 4))}, rng.integers(0, 3, n)) for n in (8, 8, 6)]
     settings = {"disc_hidden": 6, "server_lr": 0.2, "weight_decay": 0.01}
-    federation = by_hand("fedpall", clients, 1, d=4, fedpall=settings, batch_size=5)
+    federation = make_federation("fedpall", clients, 1, d=4, fedpall=settings, batch_size=5)
     inbox = dict(federation.server.first_message())
     D, _ = random_discriminator(4, 6, 3)
     names = {"D_W1": D[0].weight, "D_W2": D[3].weight, "D_W3": D[6].weight}
@@ -54,34 +54,34 @@ def test_the_server_is_sgd_with_momentum_over_rounds(by_hand, no_chance):
         V, y = (torch.cat([mixed[k][name] for k in active]) for name in ("V", "y"))
         owner = torch.tensor([k for k in active for _ in range(len(clients[k].labels))])
         cases = (h, optimisers[0], y.long(), 1, "ce"), (D, optimisers[1], owner, 4, "disc")
-        for net, optimiser, target, least, term in cases:
+        for net, optimiser, target, min_batch, term in cases:
             losses = []
             for _ in range(3):
                 for start in range(0, len(V), 5):
-                    if len(V[start : start + 5]) >= least:
+                    if len(V[start : start + 5]) >= min_batch:
                         loss = F.cross_entropy(net(V[start : start + 5]), target[start : start + 5])
                         optimiser.zero_grad()
                         loss.backward()
                         optimiser.step()
                         losses.append(loss.item())
             assert federation.server.record[f"server_{term}"] == pytest.approx(np.mean(losses), rel=1e-3)
-        for name, value in (arrays(D) | {"W": h.weight, "b": h.bias}).items():
-            close(inbox[name], value, 1e-3)
+        for name, value in (discriminator_message(D) | {"W": h.weight, "b": h.bias}).items():
+            assert_close(inbox[name], value, 1e-3)
 
 
-def test_every_draw_has_a_stream_of_its_own(by_hand, monkeypatch):
+def test_every_draw_uses_a_separate_stream(make_federation, monkeypatch):
     keys, real = [], fedpall.generator
     monkeypatch.setattr(fedpall, "generator", lambda *key: keys.append(key) or real(*key))
-    federation, inbox = by_hand("fedpall", TWO, 2), {}
+    federation, inbox = make_federation("fedpall", TWO, 2), {}
     for t in (1, 2):
         play(federation, t, inbox)
-    assert len(keys) == len(set(keys)) == 2 * (2 + 3 + 3)  # a mix for each client, three shuffles for h_G and for D
+    assert len(keys) == len(set(keys)) == 2 * (2 + 3 + 3)  # one mix per client, three shuffles each for h_G and D
 
 
-def test_uploaded_prototypes_are_weighted_by_their_counts(by_hand, no_chance):
-    """A batch of all class means, weighted, is the batch of all samples with each replaced by its class mean."""
+def test_uploaded_prototypes_are_weighted_by_their_counts(make_federation, constant_generator):
+    """A weighted batch of all class means equals the batch of all samples, each replaced by its class mean."""
     settings = {"upload": "prototypes", "server_epochs": 1, "server_lr": 0.1, "weight_decay": 0, "keep": 1}
-    federation = by_hand("fedpall", TWO, 2, fedpall=settings)
+    federation = make_federation("fedpall", TWO, 2, fedpall=settings)
     inbox = dict(federation.server.first_message())
     W, b = (inbox[name].clone().requires_grad_() for name in "Wb")
     means, mixed = play(federation, 1, inbox)
@@ -89,19 +89,21 @@ def test_uploaded_prototypes_are_weighted_by_their_counts(by_hand, no_chance):
     for k, client in enumerate(TWO):
         assert mixed[k].keys() == {"V"}
         for c in client.labels:
-            close(mixed[k]["V"][c], (means[k]["p"][c] + inbox["Pbar"][c]) / 2)
+            assert_close(mixed[k]["V"][c], (means[k]["p"][c] + inbox["Pbar"][c]) / 2)
             V.append(mixed[k]["V"][c])
             y.append(c)
     loss = F.cross_entropy(torch.stack(V) @ W.T + b, torch.tensor(y))
     gradients = torch.autograd.grad(loss, [W, b])
-    close(inbox["W"], W - 0.1 * gradients[0])
-    close(inbox["b"], b - 0.1 * gradients[1])
-    # mean weight 1: four class means of 1 + 2 + 3 + 1 samples
+    assert_close(inbox["W"], W - 0.1 * gradients[0])
+    assert_close(inbox["b"], b - 0.1 * gradients[1])
+    # the mean weight is 1: four class means of 1 + 2 + 3 + 1 samples
     assert federation.server.record["server_ce"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_one_prototype_alone_cannot_train_the_discriminator(by_hand):
-    federation = by_hand("fedpall", [Data({0: [(1, 2), (3, 1)]}, [2, 2]), TWO[0]], 2, fedpall={"upload": "prototypes"})
+def test_a_single_prototype_does_not_train_the_discriminator(make_federation):
+    federation = make_federation(
+        "fedpall", [Data({0: [(1, 2), (3, 1)]}, [2, 2]), TWO[0]], 2, fedpall={"upload": "prototypes"}
+    )
     inbox = dict(federation.server.first_message())
     before = dict(inbox)
     play(federation, 1, inbox, [0])
@@ -110,9 +112,9 @@ def test_one_prototype_alone_cannot_train_the_discriminator(by_hand):
     assert inbox["Pbar_present"].tolist() == [0, 0, 1]
 
 
-def test_all_that_persists_is_in_the_state(by_hand):
-    """A server and clients that are given another's state go on as that one does."""
-    one, other = (by_hand("fedpall", TWO, 2) for _ in range(2))
+def test_the_state_dicts_are_complete(make_federation):
+    """A federation restored from the state of another one continues identically."""
+    one, other = (make_federation("fedpall", TWO, 2) for _ in range(2))
     inbox = {}
     for t in (1, 2):
         play(one, t, inbox)
@@ -120,9 +122,9 @@ def test_all_that_persists_is_in_the_state(by_hand):
         value.copy_(one.server.state_dict()[name])
     for client, source in zip(other.clients, one.clients, strict=True):
         client.model.load_state_dict(source.model.state_dict())
-    news = dict(inbox)
+    other_inbox = dict(inbox)
     play(one, 3, inbox)
-    play(other, 3, news)
-    assert all(torch.equal(inbox[name], news[name]) for name in inbox)
+    play(other, 3, other_inbox)
+    assert all(torch.equal(inbox[name], other_inbox[name]) for name in inbox)
     for name, value in one.server.state_dict().items():
         assert torch.equal(value, other.server.state_dict()[name]), name

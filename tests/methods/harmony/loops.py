@@ -1,4 +1,7 @@
-"""Harmony in loops and double precision, on extractors A x + c; replies are applied as soon as a round is over."""
+"""Reference implementation of Harmony by loops in double precision, with linear extractors A x + c.
+
+Replies are applied at the end of each round.
+"""
 
 from itertools import product
 
@@ -13,7 +16,7 @@ OWNED = [(0, 1, 2), (1,), (0, 2), (0, 1), (2,), (0,)]
 SIZES = [7, 5, 9, 6, 1, 8]
 
 
-def same(found, expected, tolerance=1e-6):
+def assert_close(found, expected, tolerance=1e-6):
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
 
@@ -22,28 +25,28 @@ def head(linear):
 
 
 def linear_extractors(clients, seed=None):
-    """Give clients extractors x -> A x + c, the identity or, with a seed, near it."""
+    """Set linear extractors x -> A x + c: the identity, or with a seed a random perturbation of it."""
     g = torch.Generator().manual_seed(seed or 0)
     for client in clients:
-        made = [nn.utils.skip_init(nn.Linear, 2, 2) for _ in client.spec.modalities]
-        for extractor in made:
+        extractors = [nn.utils.skip_init(nn.Linear, 2, 2) for _ in client.spec.modalities]
+        for extractor in extractors:
             noise = torch.randn(2, 3, generator=g) * (0.0 if seed is None else 0.3)
             extractor.weight.data = torch.eye(2) + noise[:, :2]
             extractor.bias.data = noise[:, 2].clone()
-        client.model.extractors = nn.ModuleList(made)
+        client.model.extractors = nn.ModuleList(extractors)
 
 
-def some_clients():
+def random_clients():
     rng = np.random.default_rng(5)
-    labels = [rng.integers(0, 3, n).tolist() for n in SIZES]  # class 3 is nobody's
+    labels = [rng.integers(0, 3, n).tolist() for n in SIZES]  # no client has class 3
     return [
         Data({m: (rng.normal(size=(len(y), 2)) + [[c, m - c] for c in y]).tolist() for m in owned}, y)
         for owned, y in zip(OWNED, labels, strict=True)
     ]
 
 
-class Loops:
-    """One client of the reference: theta[m], heads[m] and h are [A c] matrices."""
+class ReferenceClient:
+    """A client of the reference; theta[m], heads[m] and h are [A c] matrices."""
 
     def __init__(self, k, data, client, start):
         self.values, self.y = data
@@ -61,18 +64,18 @@ class Loops:
         z = [self.apply(a, x) for a, x in zip(theta, self.x, strict=True)]
         return z if fusion == "separate" else [sum(z)]
 
-    def train(self, loss_of, groups, epochs):
+    def train(self, compute_loss, groups, epochs):
         for _ in range(epochs):
-            moving = [p for group, _ in groups for p in group]
-            for p in moving:
+            parameters = [p for group, _ in groups for p in group]
+            for p in parameters:
                 p.requires_grad_(True)
                 p.grad = None
-            loss_of().backward()
+            compute_loss().backward()
             with torch.no_grad():
                 for group, lr in groups:
                     for p in group:
                         p -= lr * p.grad
-            for p in moving:
+            for p in parameters:
                 p.requires_grad_(False)
 
     def loss(self, logits):
@@ -104,7 +107,7 @@ def cosine_distance(a, b):
     return 1 - a @ b / np.sqrt((a @ a) * (b @ b))
 
 
-def scatter(X, labels):
+def inertia(X, labels):
     return sum(((X[labels == g] - X[labels == g].mean(0)) ** 2).sum() for g in set(labels.tolist()))
 
 
@@ -114,11 +117,11 @@ def brute_force_clusters(bias, G):
         if X[:, m].max() > 0:
             X[:, m] = X[:, m] / X[:, m].max()
     G = min(G, len(X))
-    return min((np.array(g) for g in product(range(G), repeat=len(X))), key=lambda labels: scatter(X, labels))
+    return min((np.array(g) for g in product(range(G), repeat=len(X))), key=lambda labels: inertia(X, labels))
 
 
-def run_loops(clients, active_in, T, T1, fusion, lr, epochs, G, options):
-    """By round: correct test items of every client."""
+def run_reference(clients, participants_of, T, T1, fusion, lr, epochs, G, options):
+    """Run T rounds; return the number of correct test items by round and client."""
     multimodal = options.get("stage2_clients") == "multimodal"
     start = clients[0].h.clone()
     scores = []
@@ -132,7 +135,7 @@ def run_loops(clients, active_in, T, T1, fusion, lr, epochs, G, options):
                 else:
                     c.h = sum(c.heads) / len(c.heads)
         before = {}
-        for k in active_in(t):
+        for k in participants_of(t):
             c = clients[k]
             if stages[k] == "fusion":
                 before[k] = c.h.clone()
@@ -142,7 +145,7 @@ def run_loops(clients, active_in, T, T1, fusion, lr, epochs, G, options):
         scores.append([c.correct(stage, fusion) for c, stage in zip(clients, stages, strict=True)])
         if t <= T1:
             for m in range(3):
-                owners = [k for k in active_in(t) if m in OWNED[k]]
+                owners = [k for k in participants_of(t) if m in OWNED[k]]
                 trained = [clients[k].heads[OWNED[k].index(m)] for k in owners]
                 for k in owners:
                     clients[k].heads[OWNED[k].index(m)] = sum(trained) / len(trained)

@@ -1,4 +1,4 @@
-"""All of Harmony against loops: stages, clusters, participation, and a federation that is taken up again."""
+"""Harmony, compared with the reference loops: stages, clusters, participation, and a restored federation."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,15 @@ import torch
 
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.round import Federation
-from tests.methods.harmony.loops import OWNED, Loops, head, linear_extractors, run_loops, same, some_clients
+from tests.methods.harmony.loops import (
+    OWNED,
+    ReferenceClient,
+    assert_close,
+    head,
+    linear_extractors,
+    random_clients,
+    run_reference,
+)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -21,54 +29,54 @@ from tests.methods.harmony.loops import OWNED, Loops, head, linear_extractors, r
         ("separate", {"stage2_clients": "multimodal", "fusion_init": "random", "average": "weights"}),
     ],
 )
-def test_the_method_against_loops(by_hand, fusion, options, participation):
+def test_the_method_equals_the_reference(make_federation, fusion, options, participation):
     T, T1, lr, epochs, G = 8, 3, 0.2, 2, 2
-    data = some_clients()
+    data = random_clients()
     settings = {"stage1_rounds": T1, "encoder_lr_factor": 0.5, "clusters": G, **options}
-    method, clients, server = by_hand(
+    method, clients, server = make_federation(
         "harmony", data, 3, classes=4, fusion=fusion, lr=lr, epochs=epochs, batch_size=16, rounds=T,
         participation=participation, harmony=settings,
     )  # fmt: skip
     linear_extractors(clients, seed=3)
     start = server.first_message()["start"].double()
-    loops = [Loops(k, data[k], client, start) for k, client in enumerate(clients)]
+    references = [ReferenceClient(k, data[k], client, start) for k, client in enumerate(clients)]
     comm = SerialComm()
     comm.place([1.0] * len(clients))
     federation = Federation(method.problem.config, comm, method, dict(enumerate(clients)), server)
     results = [federation.round(t)[0].values for t in range(1, T + 1)]
-    scores = run_loops(loops, federation.participants, T, T1, fusion, lr, epochs, G, options)
+    scores = run_reference(references, federation.participants, T, T1, fusion, lr, epochs, G, options)
     assert [result["correct"].tolist() for result in results] == scores
-    for k, (client, reference) in enumerate(zip(clients, loops, strict=True)):
-        client._settle(T + 1, federation.inbox[k])
+    for k, (client, reference) in enumerate(zip(clients, references, strict=True)):
+        client._apply_reply(T + 1, federation.inbox[k])
         for extractor, a in zip(client.model.extractors, reference.theta, strict=True):
-            same(head(extractor), a, 2e-5)
+            assert_close(head(extractor), a, 2e-5)
         alone = options.get("stage2_clients") == "multimodal" and len(OWNED[k]) == 1
         if alone:
-            same(torch.cat([client.unimodal.weight[0], client.unimodal.bias[0][:, None]], 1).detach(),
+            assert_close(torch.cat([client.unimodal.weight[0], client.unimodal.bias[0][:, None]], 1).detach(),
                  reference.heads[0], 2e-5)  # fmt: skip
         else:
-            same(head(client.model.classifier), reference.h, 2e-5)
+            assert_close(head(client.model.classifier), reference.h, 2e-5)
     assert np.isfinite([result["loss_ce"][result["participants"]].sum() for result in results]).all()
 
 
-def test_a_restored_federation_goes_on_as_if_unbroken(by_hand):
-    """What lives on is the clients' models, the inboxes and the server's state (none here)."""
+def test_a_restored_federation_continues_identically(make_federation):
+    """The state consists of the clients' models, the inboxes and the server's state (empty here)."""
 
     def start():
-        built = by_hand(
-            "harmony", some_clients(), 3, classes=4, rounds=8, batch_size=4, participation=0.5,
+        built = make_federation(
+            "harmony", random_clients(), 3, classes=4, rounds=8, batch_size=4, participation=0.5,
             harmony={"stage1_rounds": 3},
         )  # fmt: skip
         linear_extractors(built.clients, seed=3)
-        for client in built.clients:  # buffers as wide as these extractors
+        for client in built.clients:  # buffers must match the new extractors
             client.model.theta_init = torch.cat(client._theta())
         comm = SerialComm()
         comm.place([1.0] * 6)
         return Federation(built.method.problem.config, comm, built.method, dict(enumerate(built.clients)), built.server)
 
-    unbroken = start()
+    uninterrupted = start()
     for t in range(1, 9):
-        unbroken.round(t)
+        uninterrupted.round(t)
     for stop in (2, 3, 4, 6):
         first, second = start(), start()
         for t in range(1, stop + 1):
@@ -79,14 +87,16 @@ def test_a_restored_federation_goes_on_as_if_unbroken(by_hand):
         for t in range(stop + 1, 9):
             second.round(t)
         for k, client in second.clients.items():
-            for name, value in unbroken.clients[k].model.state_dict().items():
+            for name, value in uninterrupted.clients[k].model.state_dict().items():
                 assert torch.equal(value, client.model.state_dict()[name]), (stop, k, name)
 
 
-def test_one_cluster_and_equal_heads_average_updates_plainly(by_hand):
-    data = some_clients()
+def test_with_one_cluster_and_equal_heads_updates_are_averaged(make_federation):
+    data = random_clients()
     settings = {"stage1_rounds": 1, "clusters": 1, "fusion_init": "random"}
-    _, clients, server = by_hand("harmony", data, 3, classes=4, rounds=3, batch_size=16, lr=0.3, harmony=settings)
+    _, clients, server = make_federation(
+        "harmony", data, 3, classes=4, rounds=3, batch_size=16, lr=0.3, harmony=settings
+    )
     linear_extractors(clients, seed=3)
     inbox = server.first_message()
     uploads = {k: client.update(2, 0, inbox) for k, client in enumerate(clients)}
@@ -94,4 +104,4 @@ def test_one_cluster_and_equal_heads_average_updates_plainly(by_hand):
     replies = server.step(2, 0, uploads)
     for k, client in enumerate(clients):
         client.predict(3, torch.zeros(len(OWNED[k]), 1, 2), {**inbox, **replies[k]})
-        same(head(client.model.classifier), sum(trained) / len(trained))
+        assert_close(head(client.model.classifier), sum(trained) / len(trained))

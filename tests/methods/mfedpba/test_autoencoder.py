@@ -1,4 +1,4 @@
-"""The server's auto-encoder and the packing of uploads."""
+"""The server's autoencoder and the batching of uploads."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def autoencoder(seed=0):
 
 
 def uploads(seed=0, clients=4):
-    """Random uploads of clients that own one or two modalities of {0, 2} and miss some classes; nobody owns 1."""
+    """Random uploads of clients with one or two of the modalities 0 and 2 and some classes; modality 1 is absent."""
     generator = torch.Generator().manual_seed(seed)
     owned = [[0], [0, 2], [2], [0, 2]][:clients]
     result = []
@@ -25,7 +25,7 @@ def uploads(seed=0, clients=4):
     return result
 
 
-def test_forward_is_a_loop_of_linear_layers():
+def test_forward_equals_a_loop_of_linear_layers():
     model, E = autoencoder(), torch.randn(M, 7, D, generator=torch.Generator().manual_seed(1))
     P = model(E)
     for m in range(M):
@@ -33,7 +33,7 @@ def test_forward_is_a_loop_of_linear_layers():
         torch.testing.assert_close(P[m], F.linear(hidden, model.decoder_weight.T, model.decoder_bias))
 
 
-def test_weights_come_from_the_generator_alone_and_in_the_range_of_linear_layers():
+def test_initial_weights_use_the_given_generator_and_the_range_of_linear_layers():
     before = torch.get_rng_state()
     weights, again, other = (autoencoder(seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
@@ -44,12 +44,12 @@ def test_weights_come_from_the_generator_alone_and_in_the_range_of_linear_layers
 
 
 @pytest.mark.parametrize("d", [0, 7])
-def test_an_odd_width_is_refused(d):
+def test_an_odd_dimension_raises(d):
     with pytest.raises(ValueError, match=f"d = {d}"):
         PrototypeAutoencoder(M, d, torch.Generator())
 
 
-def test_packing_keeps_client_order_and_averages_like_a_loop():
+def test_batching_keeps_the_client_order_and_averages_equal_a_loop():
     sent = uploads()
     batch = PrototypeBatch.from_uploads(sent, M)
     averages = batch.average(batch.E)
@@ -65,12 +65,12 @@ def test_packing_keeps_client_order_and_averages_like_a_loop():
     assert not batch.present[:, 4].any()
 
 
-def test_padding_does_not_reach_the_averages():
+def test_padding_does_not_affect_the_averages():
     batch, model = PrototypeBatch.from_uploads(uploads(), M), autoencoder()
     E = torch.where(batch.rows[..., None], batch.E, 100.0)
     torch.testing.assert_close(batch.average(model(E)), batch.average(model(batch.E)))
 
 
-def test_a_round_without_uploads_is_refused():
+def test_a_round_without_uploads_raises():
     with pytest.raises(ValueError, match="no feature prototypes"):
         PrototypeBatch.from_uploads([], M)

@@ -1,4 +1,4 @@
-"""The client's losses against loop-by-loop code, with absent classes and modalities."""
+"""The client's loss terms, compared with loops, with absent classes and modalities."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from mfedpba_mpi.methods.mfedpba.client import BatchClasses, FeatureTerm, LogitT
 from mfedpba_mpi.methods.training import Epoch, cross_entropy
 
 C, d, B = 5, 4, 6
-CUTS = [(0, 6), (6, 12), (12, 15)]  # the last one short
+CUTS = [(0, 6), (6, 12), (12, 15)]  # the last batch is short
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def loop_logit_loss(y, logits, I_G, present):
 
 def test_the_mean_feature_loss_of_an_epoch(case):
     term = FeatureTerm(case["classes"], case["P_G"], case["P_present"], lambda_1=7.0)
-    each = [loop_feature_loss(case["y"][a:b], case["Z"][:, a:b], case["P_G"], case["P_present"]) for a, b in CUTS]
-    np.testing.assert_allclose(term.mean(case["Z"]), sum(each) / 3, rtol=1e-5)
+    per_batch = [loop_feature_loss(case["y"][a:b], case["Z"][:, a:b], case["P_G"], case["P_present"]) for a, b in CUTS]
+    np.testing.assert_allclose(term.mean(case["Z"]), sum(per_batch) / 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("items", [1, 2])
 def test_the_mean_logit_loss_of_an_epoch(case, items):
     logits = case["logits"][:items]
     term = LogitTerm(case["classes"], case["I_G"], case["I_present"], lambda_2=7.0)
-    each = [loop_logit_loss(case["y"][a:b], logits.mean(0)[a:b], case["I_G"], case["I_present"]) for a, b in CUTS]
-    np.testing.assert_allclose(term.mean(logits), sum(each) / 3, rtol=1e-4, atol=1e-6)
+    per_batch = [loop_logit_loss(case["y"][a:b], logits.mean(0)[a:b], case["I_G"], case["I_present"]) for a, b in CUTS]
+    np.testing.assert_allclose(term.mean(logits), sum(per_batch) / 3, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -88,11 +88,11 @@ def test_the_gradient_of_the_logit_loss(case, number, items):
     torch.testing.assert_close(found, 1 + 0.5 * expected)
 
 
-def test_terms_are_zero_where_no_class_of_the_batch_is_known(case):
-    nobody = torch.zeros(2, C, dtype=torch.bool)
+def test_terms_are_zero_if_no_class_of_the_batch_is_present(case):
+    absent = torch.zeros(2, C, dtype=torch.bool)
     feature, logit = (
-        FeatureTerm(case["classes"], case["P_G"], nobody),
-        LogitTerm(case["classes"], case["I_G"], nobody[0]),
+        FeatureTerm(case["classes"], case["P_G"], absent),
+        LogitTerm(case["classes"], case["I_G"], absent[0]),
     )
     assert feature.mean(case["Z"]) == 0
     assert logit.mean(case["logits"]) == 0
@@ -100,7 +100,7 @@ def test_terms_are_zero_where_no_class_of_the_batch_is_known(case):
     assert not logit.add_gradient(0, case["logits"][:, :6], torch.zeros(2, 6, C)).any()
 
 
-def test_a_hand_worked_feature_loss():
+def test_a_feature_loss_by_hand():
     """Classes 0, 0, 1; features (1, 1), (3, 1), (5, 5); global (2, 2) and (5, 4): distances 1 and 1, mean 1."""
     classes = BatchClasses(Epoch([], torch.tensor([0, 0, 1]), [(0, 3)]), 3)
     Z = torch.tensor([[[1.0, 1.0], [3.0, 1.0], [5.0, 5.0]]])
@@ -108,7 +108,7 @@ def test_a_hand_worked_feature_loss():
     assert FeatureTerm(classes, P_G, torch.ones(1, 3, dtype=torch.bool)).mean(Z).item() == pytest.approx(1.0)
 
 
-def test_cross_entropy_counts_every_sample_and_modality():
+def test_cross_entropy_is_the_mean_over_samples_and_modalities():
     logits, y = torch.randn(2, 3, C), torch.tensor([0, 2, 4])
-    by_hand = [-F.log_softmax(logits[m, i], 0)[y[i]] for m in range(2) for i in range(3)]
-    assert cross_entropy(logits, y).item() == pytest.approx(sum(by_hand).item() / 6, rel=1e-6)
+    terms = [-F.log_softmax(logits[m, i], 0)[y[i]] for m in range(2) for i in range(3)]
+    assert cross_entropy(logits, y).item() == pytest.approx(sum(terms).item() / 6, rel=1e-6)

@@ -1,4 +1,4 @@
-"""The Gromov-Wasserstein alignment: plans and values against POT, gradients against differences, and the warm state."""
+"""Gromov-Wasserstein alignment: plans and values compared with POT, gradients with finite differences, warm starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from mfedpba_mpi.methods.mfedpba import gromov
 from mfedpba_mpi.methods.mfedpba.gromov import (
     StructureAlignment,
+    annealed_sinkhorn,
     entropic_gromov_wasserstein,
     gromov_wasserstein_value,
-    sharpening_sinkhorn,
     sinkhorn,
     squared_distances,
 )
@@ -42,7 +42,7 @@ def solve(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor, tol: float = 1e-9, 
 
 
 def pot_plan(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> np.ndarray:
-    """POT's plan of one problem from the same start, its marginals checked."""
+    """POT's plan of one problem from the same initial plan; its marginals are checked."""
     n = len(C1)
     p = np.full(n, 1 / n)
     plan = ot.gromov.entropic_gromov_wasserstein(
@@ -54,7 +54,7 @@ def pot_plan(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> np.ndarray:
 
 
 def log_domain_plan(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> np.ndarray:
-    """The same iteration by sweeps on logarithms, for a small epsilon, where POT's kernel underflows."""
+    """The same iteration by Sinkhorn in the log domain, for a small epsilon at which POT's kernel underflows."""
     C1, C2, plan, n = C1.numpy(), C2.numpy(), T.numpy(), len(C1)
     g, change = np.zeros(n), 1.0
     while change > 1e-6:
@@ -64,7 +64,7 @@ def log_domain_plan(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> np.nda
             f = -logsumexp(L + g, axis=1) - math.log(n)
             g = -logsumexp(L + f[:, None], axis=0) - math.log(n)
             kernel, v = np.exp(L + f[:, None] + g), np.ones(n)
-            for _ in range(50):  # sweeps on factors of the potentials, too few to leave the range of a double
+            for _ in range(50):  # scaling iterations between log-domain updates, few enough to avoid overflow
                 u = 1 / (n * (kernel @ v))
                 v = 1 / (n * (u @ kernel))
             g = g + np.log(v)
@@ -76,7 +76,7 @@ def log_domain_plan(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> np.nda
 
 
 def full_value(C1: Tensor, C2: Tensor, epsilon: float, T: np.ndarray) -> float:
-    """sum (C1_ik - C2_jl)^2 T_ij T_kl + epsilon sum T log T, as it is written."""
+    """sum (C1_ik - C2_jl)^2 T_ij T_kl + epsilon sum T log T, by definition."""
     difference = (C1.numpy()[:, None, :, None] - C2.numpy()[None, :, None, :]) ** 2
     return np.einsum("ijkl,ij,kl", difference, T, T) + epsilon * (T * np.log(T)).sum()
 
@@ -87,17 +87,17 @@ def assert_uniform(T: np.ndarray | Tensor, atol: float = 1e-9) -> None:
 
 
 def problems(n: int) -> tuple[Tensor, Tensor]:
-    """C1, C2 (3, n, n) of unrelated points, of a noisy copy, and of a noisy copy in another order."""
+    """C1, C2 (3, n, n) of unrelated points, a noisy copy, and a permuted noisy copy."""
     X = points(n, seed=1, batch=3)
     Y = torch.cat([points(n, seed=2), X[1:] + 0.3 * points(n, seed=3, batch=2)])
     Y[2] = Y[2].roll(1, 0)
     return cost(X), cost(Y)
 
 
-@pytest.mark.filterwarnings("ignore:Sinkhorn did not converge")  # on the way; the end is checked
+@pytest.mark.filterwarnings("ignore:Sinkhorn did not converge")  # in early iterations; the final plan is checked
 @pytest.mark.parametrize(("n", "e_0", "first"), [(2, 6.0, 0), (3, 3.0, 0), (10, 2.0, 0), (10, 1.2, 1)])
-def test_plans_and_values_are_those_of_pot(n: int, e_0: float, first: int) -> None:
-    """At the sharpest, POT's sweeps are too slow for unrelated points."""
+def test_plans_and_values_equal_those_of_pot(n: int, e_0: float, first: int) -> None:
+    """At the smallest epsilon POT is too slow for unrelated points, so these are left out."""
     C1, C2 = (costs[first:] for costs in problems(n))
     epsilon = e_0 / n
     T = solve(C1, C2, epsilon, identity(n, len(C1))).T
@@ -109,7 +109,7 @@ def test_plans_and_values_are_those_of_pot(n: int, e_0: float, first: int) -> No
         np.testing.assert_allclose(values[b], full_value(C1[b], C2[b], epsilon, expected), rtol=0, atol=1e-7)
 
 
-def test_plans_of_102_classes_are_those_of_a_log_domain_loop() -> None:
+def test_plans_of_102_classes_equal_a_log_domain_loop() -> None:
     n, epsilon = 102, 2 / 102
     X = points(n, seed=1)
     C1, C2 = cost(X), cost(X + 0.6 * points(n, seed=2))
@@ -124,7 +124,7 @@ def test_plans_of_102_classes_are_those_of_a_log_domain_loop() -> None:
 @pytest.mark.parametrize("e_0", [0.1, 0.5])
 @pytest.mark.parametrize("n", [10, 102])
 def test_sharp_plans_are_stationary(n: int, e_0: float) -> None:
-    """T scales the kernel of its own gradient to uniform marginals; half a million sweeps are far from enough here."""
+    """T is the Sinkhorn scaling of its own gradient; half a million plain Sinkhorn iterations do not suffice here."""
     C1, C2 = problems(n)
     epsilon = e_0 / n
     T, f, residual, _ = solve(C1, C2, epsilon, identity(n, 3))
@@ -136,8 +136,8 @@ def test_sharp_plans_are_stationary(n: int, e_0: float) -> None:
     assert T[1].trace() > 0.9
 
 
-def test_isometric_spaces_in_another_order_are_matched() -> None:
-    """From the right permutation the plan stays there, and the value is the entropy's alone: - epsilon log n."""
+def test_permuted_isometric_spaces_are_matched() -> None:
+    """From the correct permutation the plan does not change, and the value is the entropy term - epsilon log n."""
     n, epsilon = 10, 0.001
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     C1 = cost(points(n))
@@ -157,8 +157,8 @@ def test_two_points_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("n", "e_0"), [(10, 0.5), (102, 0.2), (102, 1.0)])
-def test_the_default_tolerance_holds_for_the_plan_returned(n: int, e_0: float) -> None:
-    """Unrelated geometries from the identity, the hardest start: residual and marginals of the returned plan itself."""
+def test_the_returned_plan_meets_the_default_tolerance(n: int, e_0: float) -> None:
+    """Unrelated geometries from the identity coupling, the hardest case: residual and marginals of the final plan."""
     C1, C2 = cost(points(n, seed=1).exp()), cost(points(n, seed=2).exp())
     T, f, residual, _ = solve(C1, C2, e_0 / n, identity(n), tol=1e-4)
     assert residual.item() <= 1e-4
@@ -169,28 +169,28 @@ def test_the_default_tolerance_holds_for_the_plan_returned(n: int, e_0: float) -
 
 
 @pytest.mark.parametrize("n", [10, 102])
-def test_newtons_steps_that_go_astray_start_anew(n: int) -> None:
-    """From potentials so far off that no damped step leads back."""
+def test_diverging_newton_steps_are_restarted(n: int) -> None:
+    """The initial potentials are so large that damped steps do not recover."""
     C1, C2 = problems(n)
-    astray = 1e6 * points(3, n, seed=5)[0]
-    result = entropic_gromov_wasserstein(C1, C2, 0.5 / n, identity(n, 3), astray, tol=1e-9)
+    diverged = 1e6 * points(3, n, seed=5)[0]
+    result = entropic_gromov_wasserstein(C1, C2, 0.5 / n, identity(n, 3), diverged, tol=1e-9)
     torch.testing.assert_close(result.T, solve(C1, C2, 0.5 / n, identity(n, 3)).T, rtol=0, atol=1e-8)
     assert result.residual.max() <= 1e-9
 
 
-def test_kernels_too_sharp_for_newtons_steps_are_approached_from_blurred_ones() -> None:
-    """Points on a line, e^L ranging over e^-200000: from zero potentials most of these fail."""
+def test_annealing_solves_kernels_on_which_newton_steps_fail() -> None:
+    """Points on a line with e^L as small as e^-200000: from zero potentials most of these fail."""
     x, y = points(102, 1, seed=1, batch=6).exp(), points(102, 1, seed=2, batch=6).exp()
     distances = (x - y.mT).square()
     L = -2e5 * distances / distances.amax((1, 2), keepdim=True)
     assert sinkhorn(L, torch.zeros_like(L[..., 0]), 1e-5)[2] > 1e-5
-    W, f, error = sharpening_sinkhorn(L, 1e-5)
+    W, f, error = annealed_sinkhorn(L, 1e-5)
     assert error <= 1e-5
     torch.testing.assert_close(W.sum(2), torch.ones_like(f), rtol=0, atol=1e-3)
     torch.testing.assert_close(W, (L + f[..., None]).softmax(1))
 
 
-def test_an_unfinished_plan_says_so() -> None:
+def test_an_unconverged_plan_has_a_large_residual() -> None:
     C1, C2 = problems(10)
     result = solve(C1, C2, 0.05, identity(10, 3), tol=1e-6, max_iterations=2)
     assert result.iterations == 2
@@ -208,13 +208,13 @@ def test_distances_and_their_gradient_at_distance_zero() -> None:
 
 
 def inputs(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """P_G (M, C, D), present (M, C) with two modalities alike and one poorer, I_G (C, C)."""
+    """P_G (M, C, D), present (M, C) with all classes in two modalities and fewer in the third, I_G (C, C)."""
     present = torch.ones(M, C, dtype=torch.bool)
     present[2, [1, 4]] = False
     return points(C, D, seed, M).to(dtype), present, points(C, C, seed + 1)[0].to(dtype)
 
 
-def test_gradient_is_that_of_the_re_solved_value() -> None:
+def test_the_gradient_equals_finite_differences_of_the_optimal_value() -> None:
     P_G, present, I_G = inputs()
     alignment = StructureAlignment(e_0=1.0, tol=1e-12)
     alignment(P_G, present, I_G)
@@ -236,7 +236,7 @@ def test_gradient_is_that_of_the_re_solved_value() -> None:
     assert torch.equal(gradient[~present], torch.zeros_like(gradient[~present]))
 
 
-def test_modalities_count_as_if_alone_and_only_with_their_present_classes() -> None:
+def test_modalities_are_independent_and_use_their_present_classes() -> None:
     P_G, present, I_G = inputs()
     together = StructureAlignment(e_0=0.5, tol=1e-10)(P_G, present, I_G)
     alone = 0.0
@@ -248,18 +248,18 @@ def test_modalities_count_as_if_alone_and_only_with_their_present_classes() -> N
     assert together.item() == pytest.approx(alone, abs=1e-8)
 
 
-def test_modalities_of_many_classes_are_solved_one_by_one_to_the_same_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_problems_are_solved_one_by_one_with_the_same_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     P_G, present, I_G = inputs()
     together, alone = StructureAlignment(e_0=2.0, tol=1e-10), StructureAlignment(e_0=2.0, tol=1e-10)
     expected = together(P_G, present, I_G)
-    monkeypatch.setattr(gromov, "TOGETHER", 5)
+    monkeypatch.setattr(gromov, "MAX_BATCHED_CLASSES", 5)
     torch.testing.assert_close(alone(P_G, present, I_G), expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(alone.state_dict()["plans"], together.state_dict()["plans"], rtol=0, atol=1e-9)
     assert together.iterations[0] == together.iterations[1]
     assert alone.iterations[0] != alone.iterations[1]
 
 
-def test_a_modality_without_geometry_counts_nothing() -> None:
+def test_the_term_of_a_modality_without_geometry_is_zero() -> None:
     P_G, present, I_G = inputs(dtype=torch.float32)
     P_G[0] = P_G[0, 0]
     present[1, 1:] = False
@@ -277,7 +277,7 @@ def test_a_modality_without_geometry_counts_nothing() -> None:
     assert alignment(P_G, present, torch.ones(C, C)).item() == 0
 
 
-def test_record_tells_the_identity_from_the_uniform_plan() -> None:
+def test_the_record_distinguishes_identity_and_uniform_plans() -> None:
     P_G, present, I_G = inputs()
     P_G = I_G.expand(M, C, C)
     sharp, flat = StructureAlignment(e_0=0.01), StructureAlignment(e_0=1000.0)
@@ -292,7 +292,7 @@ def test_record_tells_the_identity_from_the_uniform_plan() -> None:
     assert (flat.record().deviation < 0.01).all()
 
 
-def test_a_restored_state_gives_the_same_bits() -> None:
+def test_a_restored_state_gives_bit_identical_results() -> None:
     P_G, present, I_G = inputs()
     alignment = StructureAlignment()
     assert alignment.state_dict() == {}
@@ -300,32 +300,32 @@ def test_a_restored_state_gives_the_same_bits() -> None:
         alignment(P_G + 0.02 * step, present, I_G)
     state, restored = alignment.state_dict(), StructureAlignment()
     restored.load_state_dict(state)
-    moved = P_G + 0.1 * points(C, D, 7, M)
-    assert torch.equal(alignment(moved, present, I_G), restored(moved, present, I_G))
+    perturbed = P_G + 0.1 * points(C, D, 7, M)
+    assert torch.equal(alignment(perturbed, present, I_G), restored(perturbed, present, I_G))
     for name, value in alignment.state_dict().items():
         assert torch.equal(value, restored.state_dict()[name])
     assert not torch.equal(state["plans"], alignment.state_dict()["plans"])
 
 
-def test_plans_are_kept_until_the_present_classes_change() -> None:
+def test_plans_are_reset_only_if_the_present_classes_change() -> None:
     P_G, present, I_G = inputs()
     alignment, fresh = StructureAlignment(e_0=2.0), StructureAlignment(e_0=2.0)
     alignment(P_G, present, I_G)
     first = alignment.record().iterations
     alignment(P_G, present, I_G)
     assert (alignment.record().iterations < first).all()
-    kept = alignment.state_dict()["plans"][0]
+    previous = alignment.state_dict()["plans"][0]
     fewer = present.clone()
     fewer[1, 0] = False
     alignment(P_G, fewer, I_G)
     fresh(P_G, fewer, I_G)
     plans = alignment.state_dict()["plans"]
     assert torch.equal(plans[1], fresh.state_dict()["plans"][1])
-    assert (plans[0] - kept).abs().sum() < 1e-4
+    assert (plans[0] - previous).abs().sum() < 1e-4
     assert torch.equal(plans[1, 0], torch.zeros(C, dtype=torch.float64))
 
 
-def test_what_is_not_finite_ends_at_once_and_shows() -> None:
+def test_non_finite_inputs_end_early_with_nan() -> None:
     P_G, present, I_G = inputs()
     P_G[0, 0, 0] = math.nan
     alignment = StructureAlignment()

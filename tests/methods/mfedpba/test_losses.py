@@ -1,4 +1,4 @@
-"""The server's losses and the aggregation of logits, against the equations written as loops."""
+"""The server's losses and the aggregation of logits, compared with loops."""
 
 import math
 
@@ -42,15 +42,15 @@ def test_reconstruction_loss_sums_present_rows_over_the_number_of_clients():
 
 
 @pytest.mark.parametrize("present", [torch.ones(M, C, dtype=torch.bool), PRESENT], ids=["all", "some"])
-def test_contrastive_loss_and_gradient_are_those_of_the_loops(present):
+def test_contrastive_loss_and_gradient_equal_the_loops(present):
     P_G = torch.randn(M, C, D, dtype=torch.float64, requires_grad=True)
     loss, expected = contrastive_loss(P_G, present, TAU), contrastive_by_loops(P_G, present, TAU)
     torch.testing.assert_close(loss, expected.double())
     torch.testing.assert_close(*(torch.autograd.grad(value, P_G)[0] for value in (loss, expected)))
 
 
-def test_contrastive_loss_of_a_hand_worked_case():
-    """Two modalities of two orthogonal classes, equal in both: every term is log(1 + exp(-1/tau))."""
+def test_contrastive_loss_by_hand():
+    """Two orthogonal prototypes, equal in both modalities: every term is log(1 + exp(-1/tau))."""
     P_G = torch.eye(2).expand(2, 2, 2)
     loss = contrastive_loss(P_G, torch.ones(2, 2, dtype=torch.bool), TAU)
     assert loss.item() == pytest.approx(4 * math.log(1 + math.exp(-2)), rel=1e-6)
@@ -65,7 +65,7 @@ def test_contrastive_loss_is_zero_without_a_common_class(classes):
     assert torch.equal(P_G.grad, torch.zeros_like(P_G))
 
 
-def test_contrastive_loss_ignores_absent_rows_and_bears_a_zero_prototype():
+def test_contrastive_loss_ignores_absent_rows_and_has_finite_gradients_at_zero():
     P_G = torch.randn(M, C, D)
     other = torch.where(PRESENT[..., None], P_G, torch.randn(M, C, D))
     assert torch.equal(contrastive_loss(P_G, PRESENT, TAU), contrastive_loss(other, PRESENT, TAU))
@@ -75,7 +75,7 @@ def test_contrastive_loss_ignores_absent_rows_and_bears_a_zero_prototype():
     assert P_G.grad.isfinite().all()
 
 
-def test_logits_are_weighted_by_inverse_entropy_like_the_loops():
+def test_entropy_weights_equal_the_loops():
     I, present = 3 * torch.randn(5, C, C), torch.rand(5, C) < 0.6
     present[:, 0], present[:, 1] = True, False
     I_G, I_present, q = aggregate_logits(I, present)
@@ -90,7 +90,7 @@ def test_logits_are_weighted_by_inverse_entropy_like_the_loops():
 
 
 def weights_of(I, present, **options):
-    """q (K, C): a constant added to one client's logits leaves all entropies alone and comes out times its weight."""
+    """Weights q (K, C): a constant added to a client's logits changes no entropy, and I_G by the constant times q."""
     K = len(I)
     return torch.stack([
         aggregate_logits(I + 1000 * (torch.arange(K) == k)[:, None, None], present, **options)[0][:, 0]
@@ -99,7 +99,7 @@ def weights_of(I, present, **options):
     ]) / 1000  # fmt: skip
 
 
-def test_weights_sum_to_one_favour_the_sharper_and_leave_out_the_absent():
+def test_weights_sum_to_one_favour_confident_clients_and_ignore_absent_ones():
     I = torch.zeros(3, 2, 2)
     I[:, 0, 0] = torch.tensor([4.0, 1.0, 9.0])
     present = torch.tensor([[1, 1], [1, 0], [0, 0]], dtype=torch.bool)
@@ -111,8 +111,8 @@ def test_weights_sum_to_one_favour_the_sharper_and_leave_out_the_absent():
     torch.testing.assert_close(weights_of(I, present, equal=True)[:, 0], torch.tensor([0.5, 0.5, 0]), rtol=0, atol=1e-4)
 
 
-def test_logits_of_a_hand_worked_case():
-    """Entropies log 2 and that of (3/4, 1/4); an absent client may hold anything, even NaN."""
+def test_aggregated_logits_by_hand():
+    """Entropies are log 2 and that of (3/4, 1/4); values of absent classes are ignored, even NaN."""
     I = torch.tensor([[0.0, 0.0], [math.log(3), 0.0], [math.nan, math.inf]])[:, None].expand(3, 2, 2)
     present = torch.tensor([[1, 1], [1, 0], [0, 0]], dtype=torch.bool)
     H = [math.log(2), 0.75 * math.log(4 / 3) + 0.25 * math.log(4)]
@@ -123,7 +123,7 @@ def test_logits_of_a_hand_worked_case():
     torch.testing.assert_close(I_G, torch.tensor([[math.log(3) / 2, 0.0], [0.0, 0.0]]))
 
 
-def test_an_extremely_sharp_client_takes_the_class():
+def test_an_extremely_confident_client_dominates_the_class():
     I = torch.tensor([[[800.0, 0.0]], [[1.0, 0.0]]]).expand(2, 2, 2)
     I_G, *_ = aggregate_logits(I, torch.ones(2, 2, dtype=torch.bool))
     torch.testing.assert_close(I_G[0], torch.tensor([800.0, 0.0]), rtol=1e-6, atol=0)

@@ -1,4 +1,4 @@
-"""The server's rounds against the equations written out: loops, torch's own SGD and clipping, a plain Sinkhorn."""
+"""The server's rounds, compared with a reference by loops, torch's SGD and clipping, and a plain Sinkhorn."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CLASSES = {0: [0, 1, 2], 1: [0, 1], 2: [1, 2]}
 
 
 class Reference:
-    """The optimiser of the prototypes, one prototype at a time."""
+    """Reference server that processes one prototype at a time."""
 
     def __init__(self, weights, clip, without):
         self.clip, self.without = clip, without
@@ -32,7 +32,7 @@ class Reference:
         return self.decoder(F.relu(self.encoders[m](e)))
 
     def prototypes(self, uploads):
-        """P_G (M, C, d): all classes are somebody's in both modalities."""
+        """P_G (M, C, d); every class is present in both modalities."""
         return torch.stack([
             torch.stack([
                 torch.stack([
@@ -96,7 +96,7 @@ class Reference:
 
 
 def fixed_point(L, T, epsilon):
-    """T = Sinkhorn(2 L (x) T), by iterating it until nothing changes."""
+    """Iterate T = Sinkhorn(2 L (x) T) to convergence."""
     before = torch.zeros_like(T)
     while (T - before).abs().max() > 1e-8:
         before, log_T, rows = T, -2 * torch.einsum("ijkl,kl->ij", L, T) / epsilon, 0
@@ -117,16 +117,16 @@ def logits_by_entropy(uploads):
     return torch.stack(rows)
 
 
-def server_of(by_hand, **params):
+def server_of(make_federation, **params):
     data = [Data({m: torch.zeros(len(CLASSES[k]), d).tolist() for m in OWNED[k]}, CLASSES[k]) for k in OWNED]
     params = {"server_epochs": 3, "server_lr": LR, "tau": TAU, "gw_epsilon": E_0, **params}
-    return by_hand("mfedpba", data, M, C, d, batch_size=2, mfedpba=params, track_gradients=True).server
+    return make_federation("mfedpba", data, M, C, d, batch_size=2, mfedpba=params, track_gradients=True).server
 
 
-def drawn(draw):
-    """Uploads of all clients."""
+def random_uploads(stream):
+    """Random uploads of all clients."""
     return {
-        k: {"E": torch.randn(len(m), C, d, generator=draw), "I": 2 * torch.randn(C, C, generator=draw)}
+        k: {"E": torch.randn(len(m), C, d, generator=stream), "I": 2 * torch.randn(C, C, generator=stream)}
         for k, m in OWNED.items()
     }
 
@@ -134,13 +134,13 @@ def drawn(draw):
 @pytest.mark.parametrize(
     ("clip", "without"), [(0.0, ()), (0.5, ()), (0.5, ("rec",)), (0.5, ("con",)), (0.5, ("align",))]
 )
-def test_two_rounds_of_the_prototype_optimiser(by_hand, clip, without):
-    server = server_of(by_hand, server_clip=clip, without=without)
+def test_two_rounds_equal_the_reference(make_federation, clip, without):
+    server = server_of(make_federation, server_clip=clip, without=without)
     server.alignment.tol = 1e-9
     reference = Reference(server.autoencoder.state_dict(), clip, without)
-    draw = torch.Generator(CPU).manual_seed(0)
+    stream = torch.Generator(CPU).manual_seed(0)
     for t in (1, 2):
-        uploads = drawn(draw)
+        uploads = random_uploads(stream)
         reply, I_G = server.step(t, 0, uploads), logits_by_entropy(uploads)
         torch.testing.assert_close(reply["I_G"], I_G)
         torch.testing.assert_close(reply["P_G"], reference.round(uploads, I_G, 3), rtol=1e-4, atol=1e-5)
@@ -149,13 +149,16 @@ def test_two_rounds_of_the_prototype_optimiser(by_hand, clip, without):
 
 
 @pytest.mark.parametrize("equal_average", [False, True])
-def test_a_client_that_makes_the_logits_alone_is_named(by_hand, equal_average):
-    """Client 1, sure of everything it says, has classes 0 and 1, which others have too."""
-    server, uploads = server_of(by_hand, equal_average=equal_average), drawn(torch.Generator(CPU).manual_seed(0))
+def test_a_dominant_client_causes_one_warning(make_federation, equal_average):
+    """Client 1 has very confident logits for classes 0 and 1, which other clients have too."""
+    server, uploads = (
+        server_of(make_federation, equal_average=equal_average),
+        random_uploads(torch.Generator(CPU).manual_seed(0)),
+    )
     server.step(1, 0, uploads)
     assert server.warnings == []
     uploads[1]["I"] = 100 * uploads[1]["I"]
     server.step(2, 0, uploads)
-    server.step(3, 0, uploads)  # it has been said
-    named = [words for words in server.warnings if words.startswith("client 1 alone makes I_G in 2 of its 2 classes")]
-    assert len(named) == len(server.warnings) == (not equal_average)
+    server.step(3, 0, uploads)  # no second warning
+    found = [text for text in server.warnings if text.startswith("client 1 dominates I_G in 2 of its 2 classes")]
+    assert len(found) == len(server.warnings) == (not equal_average)
