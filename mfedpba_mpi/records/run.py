@@ -107,7 +107,7 @@ class Run:
 
     def as_partition(self) -> Partition:
         """Who owns what, to be saved and used by other runs; test rows are those that accuracies were measured on."""
-        return Partition.of_log(self.partition, self.attributes["modalities"])
+        return Partition.from_arrays(self.partition, self.attributes["modalities"])
 
     def predictions(self) -> pd.DataFrame:
         """A data frame with a row for each test item in the last round: the true class and the predicted one."""
