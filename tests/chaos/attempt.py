@@ -46,7 +46,7 @@ class Attempt:
         line = [*launcher, sys.executable, "-m", "tests.chaos.instrumented", *map(str, args)]
         environment = os.environ | {
             "CHAOS_BOARDS": str(scratch), "CHAOS_PLAN": json.dumps(plan),
-            "TMPDIR": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch),  # files left by a killed launcher
+            "TMPDIR": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch),  # left by a killed launcher
         }  # fmt: skip
         self._output = open(scratch / "output", "w+b")  # noqa: SIM115
         pipe = subprocess.Popen(
