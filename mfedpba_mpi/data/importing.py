@@ -55,7 +55,7 @@ PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
 def import_dataset(name: str, source: Path, out: Path, types: Sequence[str] | None = None) -> FeatureStore:
-    """Import the dataset in `source` as the feature store `out`; on an error nothing is left behind.
+    """Import the dataset in `source` as the feature store `out`; on an error no store is written.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def _custom_modalities(found: Source, types: Sequence[str], source: Path) -> tup
     types = list(types) * M if len(types) == 1 else types or ["L" if issparse(view) else "I" for view in found.views]
     if len(types) != M or not set(types) <= set(TYPES):
         raise UserError(
-            f"types: {source} has {count(M, 'view')}; give {M} of {', '.join(TYPES)}, separated by commas, or just one"
+            f"types: {source} has {count(M, 'view')}; give {M} of {', '.join(TYPES)} (comma-separated), or one for all"
         )
     if len({*names} - {""}) != M:
         names = [f"V{m + 1}" for m in range(M)]

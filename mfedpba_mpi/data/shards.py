@@ -57,10 +57,7 @@ class ClientData:
 
 
 def write_shards(path: Path, store: FeatureStore, partition: Partition, key: str) -> None:
-    """Write the shards of a store and a partition, with one modality in memory at a time.
-
-    On an error nothing is left behind.
-    """
+    """Write the shards of a store and a partition, one modality in memory at a time; on an error no file is left."""
     rows = [np.concatenate(pair) for pair in zip(partition.train, partition.test, strict=True)]
     sizes = np.array([len(r) for r in rows])
     owned = np.zeros((len(rows), len(store.info.modalities)), bool)

@@ -45,9 +45,7 @@ _NO_LOCK = {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 12, 1) e
 @contextmanager
 def replacing(path: Path, format: str, version: int) -> Iterator[h5py.File]:
     """Open a new file of a format under a temporary name, and rename it to `path` once it is complete and on disk."""
-    aside = path.with_name(
-        f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part"
-    )  # guard.py removes it by the process id
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")  # guard.py finds it by the pid
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(aside, "w", libver=("v110", "v110"), **_NO_LOCK) as file:  # v110 checksums the metadata
@@ -217,7 +215,7 @@ def write_store(
     provenance: Mapping[str, str],
     class_names: Sequence[str] | None = None,
 ) -> None:
-    """Write a dataset as a feature store; on an error nothing is left behind.
+    """Write a dataset as a feature store; on an error no file is left.
 
     Parameters
     ----------
