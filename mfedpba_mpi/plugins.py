@@ -1,7 +1,7 @@
-"""Plugins: files that register methods, extractors and datasets of your own; see examples/.
+"""Plugins: Python files that register your own methods, extractors and datasets; see examples/.
 
 A plugin is a Python file (``--plugin FILE.py``, or a list of files in $MFEDPBA_PLUGINS) or a module of an installed
-package (entry points of the group `mfedpba_mpi.plugins`). It is executed once in a process, and registers what it has.
+package (entry points of the group `mfedpba_mpi.plugins`). Each process executes it once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ GROUP = "mfedpba_mpi.plugins"
 VARIABLE = "MFEDPBA_PLUGINS"
 
 LOADED: dict[str, str] = {}
-"""What this process has loaded: absolute path of a file, or name of an installed module -> SHA-256 of the source.
+"""Plugins loaded in this process: absolute path of a file, or name of an installed module -> SHA-256 of the source.
 
-That of a file covers the modules beside it, or below, that it imports.
+The SHA-256 of a file includes the modules that it imports from its own directory or below.
 """
 
 
 def load(file: str | Path) -> None:
-    """Execute a plugin, unless this process already has; whatever is wrong in it is a UserError that names the line.
+    """Execute a plugin, unless it is loaded already; any error in it becomes a UserError with the line number.
 
-    Its module is in `sys.modules`, so that dataclasses and type hints work, and can import its neighbours.
+    Its module is in `sys.modules`, as dataclasses and type hints require, and it can import modules beside it.
     """
     path = Path(file).resolve()
     if str(path) in LOADED:
@@ -39,7 +39,7 @@ def load(file: str | Path) -> None:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise UserError(f"plugin: cannot read {file}: {error.strerror}") from None
+        raise UserError(f"plugin: cannot read {file}: {error.strerror}; check the path") from None
     module = ModuleType(f"mfedpba_mpi_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -49,14 +49,17 @@ def load(file: str | Path) -> None:
     before = set(sys.modules)
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
-        LOADED[str(path)] = hashlib.sha256(source + _imported(path, before)).hexdigest()
+        LOADED[str(path)] = hashlib.sha256(source + _local_sources(path, before)).hexdigest()
     except Exception as error:
         del LOADED[str(path)], sys.modules[module.__name__]
-        raise UserError(f"plugin: {file}{_line(error, path)}: {_what(error)}") from error
+        raise UserError(f"plugin: {file}{_error_line(error, path)}: {_error_text(error)}") from error
 
 
-def _imported(path: Path, before: Set[str]) -> bytes:
-    """The sources of the modules beside a plugin, or below, that were not loaded `before` it was executed."""
+def _local_sources(path: Path, before: Set[str]) -> bytes:
+    """Return the sources of the modules that a plugin imported from its directory or below.
+
+    `before` are the modules that were loaded before the plugin was executed.
+    """
     new = [module for name, module in sys.modules.items() if name not in before and not name.startswith("mfedpba_mpi.")]
     files = filter(None, (getattr(module, "__file__", None) for module in new))
     own = {file for file in files if Path(file).is_relative_to(path.parent) and "site-packages" not in file}
@@ -65,7 +68,7 @@ def _imported(path: Path, before: Set[str]) -> bytes:
 
 @functools.cache
 def load_defaults() -> None:
-    """Load the plugins that need no ``--plugin``: those of $MFEDPBA_PLUGINS, and those of installed packages."""
+    """Load the plugins in $MFEDPBA_PLUGINS and those of installed packages."""
     from importlib.metadata import entry_points
 
     for file in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
@@ -74,25 +77,25 @@ def load_defaults() -> None:
         try:
             entry.load()
         except Exception as error:
-            raise UserError(f"plugin: the installed {entry.value} cannot be loaded: {_what(error)}") from error
+            raise UserError(f"plugin: cannot load the installed module {entry.value}: {_error_text(error)}") from error
         source = sys.modules[entry.module].__file__
         LOADED[entry.module] = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
 
 
 def arguments() -> list[str]:
-    """What makes another process load the same files: ``--plugin FILE`` for each."""
+    """Return the command-line arguments that load the same files in another process: ``--plugin FILE`` for each."""
     return [word for name in LOADED if os.path.isabs(name) for word in ("--plugin", name)]
 
 
-def recorded(before: str = "[]") -> str:
-    """The loaded plugins as a run's log has them, in JSON; `before` where there are none."""
-    return json.dumps([{"file": name, "sha256": digest} for name, digest in LOADED.items()]) if LOADED else before
+def to_json(default: str = "[]") -> str:
+    """Return the loaded plugins as JSON for the log of a run, or `default` if there are none."""
+    return json.dumps([{"file": name, "sha256": digest} for name, digest in LOADED.items()]) if LOADED else default
 
 
 def restore(entries: Sequence[Mapping[str, str]]) -> list[str]:
-    """Load the plugins that `recorded` names; those whose source is not what it was.
+    """Load the plugins listed by `to_json`; return those with changed source.
 
-    One that has been loaded from elsewhere under the same file name takes the place of the recorded one.
+    A loaded plugin with the same file name in another directory replaces the listed one.
     """
     load_defaults()
     changed = []
@@ -102,23 +105,24 @@ def restore(entries: Sequence[Mapping[str, str]]) -> list[str]:
         if name not in LOADED and not moved:
             if not os.path.isfile(name):
                 raise UserError(
-                    f"plugin: the run was started with {name}, which is not there any more; "
-                    "say where it is with --plugin FILE.py"
+                    f"plugin: the run was started with {name}, which no longer exists; give its new path with "
+                    "--plugin FILE.py"
                 )
             load(name)
-        here = name if name in LOADED else moved[0]
-        if LOADED[here] != entry["sha256"]:
-            changed.append(here)
+        loaded = name if name in LOADED else moved[0]
+        if LOADED[loaded] != entry["sha256"]:
+            changed.append(loaded)
     return changed
 
 
-def _line(error: Exception, path: Path) -> str:
-    """Where in a plugin an error comes from."""
+def _error_line(error: Exception, path: Path) -> str:
+    """Return the line of a plugin that raised an error, as ``, line N``."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     number = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
     return f", line {number}" if number else ""
 
 
-def _what(error: Exception) -> str:
-    words = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}"
+def _error_text(error: Exception) -> str:
+    """Return the type and message of an error on one line."""
+    message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}"

@@ -1,4 +1,4 @@
-"""Plugins register for every command, their errors have a place, and what was made with them is read without."""
+"""Plugins work with every command, their errors name the line, and their results can be read without them."""
 
 import hashlib
 import importlib
@@ -34,7 +34,7 @@ from mfedpba_mpi.config.fields import option
 
 @dataclass(frozen=True)
 class Mine(Parameters):
-    "A method of nobody's."
+    "A method for this test."
     label = "My own"
     strength: float = option(1.0, "how much", low=0)
 
@@ -64,27 +64,27 @@ method = ["local", "headavg"]
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
-    """A function that forgets all plugins, and what they have registered; it is called after each test."""
-    catalogs = (catalog.METHODS, catalog._REGISTERED, LOADERS, plugins.LOADED)
-    before = [dict(entries) for entries in catalogs]
+def unload_plugins(monkeypatch):
+    """A function that unloads all plugins and their registrations; it is also called after each test."""
+    registries = (catalog.METHODS, catalog._REGISTERED, LOADERS, plugins.LOADED)
+    before = [dict(entries) for entries in registries]
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
 
-    def forget():
-        for entries, then in zip(catalogs, before, strict=True):
+    def unload():
+        for entries, original in zip(registries, before, strict=True):
             entries.clear()
-            entries.update(then)
+            entries.update(original)
         plugins.load_defaults.cache_clear()
 
-    forget()
-    yield forget
-    forget()
+    unload()
+    yield unload
+    unload()
 
 
 @pytest.fixture
 def plugin(tmp_path):
-    """A function that writes a plugin."""
+    """A function that writes a plugin file."""
 
     def write(text, name="own.py"):
         (tmp_path / name).write_text(text)
@@ -94,15 +94,15 @@ def plugin(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made_with_a_plugin(tmp_path_factory):
-    """The directory of a study that was run with the example's method, and the plugin."""
-    place = tmp_path_factory.mktemp("study")
-    (place / "s.toml").write_text(STUDY)
-    own = Path(shutil.copy(EXAMPLE, place))
+def study_with_plugin(tmp_path_factory):
+    """The directory of a study that was run with the example's method, and the plugin file."""
+    directory = tmp_path_factory.mktemp("study")
+    (directory / "s.toml").write_text(STUDY)
+    own = Path(shutil.copy(EXAMPLE, directory))
     line = [sys.executable, "-m", "mfedpba_mpi", "--plugin", own.name, "study", "run", "s.toml"]
-    done = subprocess.run(line, cwd=place, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, cwd=directory, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return place / "runs/s", own
+    return directory / "runs/s", own
 
 
 def invoke(*arguments):
@@ -111,8 +111,8 @@ def invoke(*arguments):
     return result.output
 
 
-def test_a_study_of_an_own_method_is_read_without_its_plugin(made_with_a_plugin, tmp_path):
-    study, _ = made_with_a_plugin
+def test_a_study_with_a_custom_method_is_read_without_its_plugin(study_with_plugin, tmp_path):
+    study, _ = study_with_plugin
     assert "HeadAvg" in invoke("study", "table", study)
     assert "2 complete" in invoke("study", "status", study)
     assert "headavg" in invoke("watch", "--once", study)
@@ -128,30 +128,30 @@ def test_a_study_of_an_own_method_is_read_without_its_plugin(made_with_a_plugin,
         invoke("study", "run", study)
 
 
-def test_a_log_says_which_plugins_were_loaded_and_a_resumed_run_loads_them_again(made_with_a_plugin, tmp_path):
-    study, own = made_with_a_plugin
+def test_the_log_records_the_plugins_and_a_resumed_run_loads_them(study_with_plugin, tmp_path):
+    study, own = study_with_plugin
     digest = hashlib.sha256(EXAMPLE.read_bytes()).hexdigest()
     assert load_run(study / "headavg").attributes["plugins"] == [{"file": str(own), "sha256": digest}]
     stored = stored_run(study / "headavg")
     assert (stored.config.method, stored.config.params.weighted, stored.status) == ("headavg", True, "complete")
 
 
-def test_a_checkpoint_says_it_too_where_the_log_is_damaged(made_with_a_plugin, tmp_path):
-    shutil.copytree(made_with_a_plugin[0] / "headavg", tmp_path / "out")
+def test_a_checkpoint_records_the_plugins_too(study_with_plugin, tmp_path):
+    shutil.copytree(study_with_plugin[0] / "headavg", tmp_path / "out")
     (tmp_path / "out/run.h5").write_bytes(b"damaged")
     assert stored_run(tmp_path / "out").config.method == "headavg"
 
 
-def test_a_plugin_that_has_changed_or_is_gone_is_named_when_a_run_is_resumed(made_with_a_plugin, tmp_path, forgotten):
-    study, own = made_with_a_plugin
+def test_resuming_reports_a_changed_or_missing_plugin(study_with_plugin, tmp_path, unload_plugins):
+    study, own = study_with_plugin
     moved = tmp_path / own.name
     try:
         own.write_bytes(EXAMPLE.read_bytes() + b"# changed\n")
         with pytest.warns(UserWarning, match=rf"{own} has changed since the run was started"):
             stored_run(study / "headavg")
-        forgotten()
+        unload_plugins()
         own.rename(moved)
-        with pytest.raises(UserError, match=rf"started with {own}, which is not there any more; .*--plugin FILE.py"):
+        with pytest.raises(UserError, match=rf"started with {own}, which no longer exists; .*--plugin FILE.py"):
             stored_run(study / "headavg")
         moved.write_bytes(EXAMPLE.read_bytes())
         plugins.load(moved)
@@ -169,43 +169,43 @@ def test_a_plugin_that_has_changed_or_is_gone_is_named_when_a_run_is_resumed(mad
         ("--plugin", "FILE", "--plugin", "FILE", "methods"),
     ],
 )
-def test_a_plugin_may_stand_before_or_after_a_command(plugin, line):
+def test_the_plugin_option_may_precede_or_follow_the_command(plugin, line):
     own = str(plugin(METHOD))
     assert "mine.strength" in invoke(*(word.replace("FILE", own) for word in line))
 
 
-def test_options_after_a_plugin_belong_to_run(plugin, tmp_path):
+def test_options_after_a_plugin_without_a_command_belong_to_run(plugin, tmp_path):
     with pytest.raises(UserError, match=r"method mine has no parameter 'strenght' \(did you mean 'strength'\?\)"):
         invoke("--plugin", plugin(METHOD), "--dataset", "youtube", "--method", "mine", "--set", "mine.strenght=2")
     assert "Problem:" in invoke("--plugin", plugin(METHOD))
 
 
-def test_type_hints_of_a_plugin_are_found(plugin):
+def test_type_hints_of_a_plugin_are_resolved(plugin):
     plugins.load(plugin(METHOD))
     assert RunConfig.of(dataset="synthetic", method="mine", strength="2").params.strength == 2.0
 
 
-def test_a_plugin_is_executed_once_and_finds_its_neighbours(plugin, tmp_path, capsys):
+def test_a_plugin_is_executed_once_and_can_import_modules_beside_it(plugin, tmp_path, capsys):
     plugin("print('here')", "plugin_neighbour.py")
     for _ in range(2):
         plugins.load(plugin("import plugin_neighbour\nprint('own')"))
     assert capsys.readouterr().out == "here\nown\n"
 
 
-def test_a_neighbour_that_has_changed_changes_the_digest(plugin, forgotten):
+def test_the_digest_covers_modules_beside_the_plugin(plugin, unload_plugins):
     digests = []
     for number in (1, 2, 2):
         plugin(f"SCALE = {number}", "plugin_scale.py")
         plugins.load(own := plugin("from plugin_scale import SCALE"))
         digests.append(plugins.LOADED[str(own.resolve())])
-        forgotten()
+        unload_plugins()
         del sys.modules["plugin_scale"]
         importlib.invalidate_caches()
     assert digests[0] != digests[1] == digests[2]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("x = 1\ny = = 2\n", r"own.py, line 2: SyntaxError: invalid syntax$"),
         ("x = 1\n\nint('a\\nb')\n", r"own.py, line 3: ValueError: .*'a\\nb'$"),
@@ -213,27 +213,27 @@ def test_a_neighbour_that_has_changed_changes_the_digest(plugin, forgotten):
         (METHOD.replace("Mine", "Local"), r"own.py, line 12: ValueError: method local is built in"),
     ],
 )
-def test_an_error_in_a_plugin_is_a_line_with_its_place(plugin, text, words):
+def test_an_error_in_a_plugin_is_one_line_with_file_and_line_number(plugin, text, message):
     own = plugin(text)
-    for _ in range(2):  # it is not taken for loaded
-        with pytest.raises(UserError, match=words) as caught:
+    for _ in range(2):  # a failed plugin does not count as loaded
+        with pytest.raises(UserError, match=message) as caught:
             plugins.load(own)
         assert "\n" not in str(caught.value)
 
 
-def test_a_plugin_that_is_not_there_is_named(tmp_path):
+def test_a_missing_plugin_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"plugin: cannot read .*none.py: No such file or directory"):
         invoke("methods", "--plugin", tmp_path / "none.py")
 
 
-def test_the_environment_names_plugins_for_commands_and_python(plugin, monkeypatch):
+def test_plugins_in_the_environment_are_loaded_by_commands_and_python(plugin, monkeypatch):
     files = [plugin(METHOD), plugin(DATASET, "data.py")]
     monkeypatch.setenv("MFEDPBA_PLUGINS", os.pathsep.join(map(str, files)))
     assert RunConfig.of(dataset="mine", method="mine", strength=3).params.strength == 3.0
     assert program()[-4:] == ["--plugin", str(files[0]), "--plugin", str(files[1])]
 
 
-def test_an_installed_package_brings_its_plugin(plugin, tmp_path, monkeypatch):
+def test_the_plugin_of_an_installed_package_is_loaded(plugin, tmp_path, monkeypatch):
     plugin(METHOD, "installed_for_a_test.py")
     info = tmp_path / "installed_for_a_test-1.dist-info"
     info.mkdir()
@@ -245,11 +245,11 @@ def test_an_installed_package_brings_its_plugin(plugin, tmp_path, monkeypatch):
     assert dict(plugins.LOADED) == {"installed_for_a_test": digest}
     assert plugins.arguments() == []
     assert plugins.restore([{"file": "installed_for_a_test", "sha256": digest}]) == []
-    with pytest.raises(UserError, match="started with another_package, which is not there"):
+    with pytest.raises(UserError, match="started with another_package, which no longer exists"):
         plugins.restore([{"file": "another_package", "sha256": digest}])
 
 
-def test_whatever_goes_on_with_a_run_or_a_study_has_its_plugins(plugin, tiny, tmp_path):
+def test_commands_that_continue_a_run_or_a_study_pass_on_its_plugins(plugin, tiny, tmp_path):
     own = plugin("")
     plugins.load(own)
     stop = Stop()
@@ -262,7 +262,7 @@ def test_whatever_goes_on_with_a_run_or_a_study_has_its_plugins(plugin, tiny, tm
     assert f"--plugin {own} study run" in script.array()
 
 
-def test_an_own_dataset_is_stored_when_it_is_first_used(plugin, tmp_path):
+def test_a_registered_dataset_is_stored_at_first_use(plugin, tmp_path):
     own = plugin(DATASET)
     assert "registered, stored at first use" in invoke("data", "list", "--plugin", own, "--data-dir", tmp_path)
     config = RunConfig.of(dataset="mine")
@@ -274,16 +274,16 @@ def test_an_own_dataset_is_stored_when_it_is_first_used(plugin, tmp_path):
     made = store.path.stat().st_mtime_ns
     assert open_dataset(config, tmp_path).path.stat().st_mtime_ns == made
     plugins.load(plugin(DATASET.replace("64", "80"), "other.py"))
-    with pytest.raises(UserError, match=r"mine.h5 has another shape than the registered mine; delete it"):
+    with pytest.raises(UserError, match=r"mine.h5 differs in shape from the registered dataset mine; delete it"):
         describe(config, tmp_path)
     with pytest.raises(UserError, match=r"unknown dataset 'mien' \(did you mean 'mine'\?\)"):
         describe(RunConfig.of(dataset="mien"), tmp_path / "empty")
 
 
-def test_a_changed_file_of_an_own_dataset_is_said_where_its_store_is_used(plugin, tmp_path, forgotten):
+def test_a_store_created_by_an_earlier_version_of_its_plugin_gives_a_warning(plugin, tmp_path, unload_plugins):
     plugins.load(plugin(DATASET))
     open_dataset(RunConfig.of(dataset="mine"), tmp_path)
-    forgotten()
+    unload_plugins()
     plugins.load(plugin(DATASET + "# changed"))
-    with pytest.warns(UserWarning, match="mine.h5 was stored by an earlier version of the file that registers mine"):
+    with pytest.warns(UserWarning, match="mine.h5 was created by an earlier version of the file that registers mine"):
         open_dataset(RunConfig.of(dataset="mine"), tmp_path)

@@ -1,4 +1,4 @@
-"""``mfedpba-mpi data``: which datasets are there, what is in them, making and importing them."""
+"""``mfedpba-mpi data``: list, inspect, synthesize and import datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _check_file(path: Path) -> None:
     if path.is_dir():
-        raise UserError(f"out: {path} is a directory; name a file in it, for example {path / 'mine.h5'}")
+        raise UserError(f"out: {path} is a directory; give a file, for example {path / 'mine.h5'}")
 
 
 @click.group()
@@ -31,7 +31,7 @@ def data() -> None:
 @data.command("list", short_help="List the datasets.")
 @data_dir_option
 def list_(data_dir: Path) -> None:
-    """List the datasets of the catalog and all others in the data directory."""
+    """List the catalog, registered datasets, and all other datasets in the data directory."""
     from mfedpba_mpi.cli.console import console, table
     from mfedpba_mpi.data.store import locate
 
@@ -42,11 +42,11 @@ def list_(data_dir: Path) -> None:
     rows = []
     for name in [*known, *sorted(others)]:
         path = locate(name, data_dir)
-        later = "registered, stored at first use" if name in LOADERS else "not there yet"
-        rows.append(_row(name, path) if path else [*_shape(known[name]), "-", later])
-    console().print(table(["name", "samples", "classes", "modalities", "where", "origin"], rows))
-    if any(row[-1] == "not there yet" for row in rows):
-        click.echo("A run makes a synthetic stand-in for what is not there; `data import` brings in the real data.")
+        status = "registered, stored at first use" if name in LOADERS else "missing"
+        rows.append(_row(name, path) if path else [*_shape(known[name]), "-", status])
+    console().print(table(["name", "samples", "classes", "modalities", "path", "origin"], rows))
+    if any(row[-1] == "missing" for row in rows):
+        click.echo("A run creates a synthetic stand-in for a missing dataset; `data import` imports the real data.")
 
 
 def _row(name: str, path: Path) -> list[str]:
@@ -64,11 +64,11 @@ def _shape(info: Dataset) -> list[str]:
     return [info.name, str(info.samples), str(info.classes), views]
 
 
-@data.command(short_help="Show what a dataset holds.")
+@data.command(short_help="Show statistics of a dataset.")
 @click.argument("name", metavar="NAME|FILE.h5")
 @data_dir_option
 def inspect(name: str, data_dir: Path) -> None:
-    """Show what a dataset holds: modalities, class sizes, where it comes from.
+    """Show the modalities, class sizes, quality statistics and provenance of a dataset.
 
     \b
     mfedpba-mpi data inspect mfeat
@@ -83,25 +83,25 @@ def inspect(name: str, data_dir: Path) -> None:
     if path is None and name in LOADERS:
         path = make_registered(name, data_dir)
     if path is None:
-        place = name if name.endswith(".h5") else f"{name} in {data_dir}"
-        hint = nearest(name, [*CATALOG, *(there.stem for there in data_dir.glob("*.h5"))])
+        where = name if name.endswith(".h5") else f"{name} in {data_dir}"
+        hint = nearest(name, [*CATALOG, *(file.stem for file in data_dir.glob("*.h5"))])
         raise UserError(
-            f"there is no dataset {place}{hint}; `mfedpba-mpi data list` shows what there is, `data synthesize` makes "
-            "a stand-in, `data import` brings in the real one"
+            f"there is no dataset {where}{hint}; `mfedpba-mpi data list` lists all datasets, `data synthesize` creates "
+            "a stand-in, `data import` imports the real data"
         )
     store = FeatureStore(path)
-    click.echo("SYNTHETIC: made up, not measured" if store.origin == "synthetic" else "real data")
+    click.echo("SYNTHETIC: generated, not measured" if store.origin == "synthetic" else "real data")
     if store.info.note:
         console().print(store.info.note, markup=False)
     show(store)
 
 
 def show(store: FeatureStore) -> None:
-    """What a store holds, and how well each modality tells the classes apart."""
+    """Print the shape, quality statistics and provenance of a store."""
     import numpy as np
 
     from mfedpba_mpi.cli.console import console, count, table
-    from mfedpba_mpi.data.quality import look
+    from mfedpba_mpi.data.quality import measure_quality
 
     info, sizes = store.info, np.bincount(store.labels(), minlength=store.info.classes)
     click.echo(
@@ -119,19 +119,19 @@ def show(store: FeatureStore) -> None:
         "linear accuracy",
     ]
     rows, doubtful = [], []
-    for modality, seen in zip(info.modalities, look(store), strict=True):
+    for modality, quality in zip(info.modalities, measure_quality(store), strict=True):
         rows.append([
             modality.name, f"{modality.type} {TYPES.get(modality.type, '')}", str(modality.width),
-            f"{seen.nonzero:.1%}{', sparse' if modality.sparse else ''}", f"{seen.low:.4g} to {seen.high:.4g}",
-            str(seen.constant_columns), str(seen.duplicate_rows), f"{seen.accuracy:.1%}",
+            f"{quality.nonzero:.1%}{', sparse' if modality.sparse else ''}", f"{quality.low:.4g} to {quality.high:.4g}",
+            str(quality.constant_columns), str(quality.duplicate_rows), f"{quality.accuracy:.1%}",
         ])  # fmt: skip
-        doubtful += [modality.name] * (seen.accuracy <= seen.chance)
+        doubtful += [modality.name] * (quality.accuracy <= quality.chance)
     console().print(table(headers, rows))
     if doubtful:
         guess = f"{sizes.max() / info.samples:.1%}"
         console().print(
-            f"{', '.join(doubtful)}: no better than guessing the largest class ({guess}). Are the rows and the labels "
-            "in the same order?",
+            f"{', '.join(doubtful)}: linear accuracy is no better than always predicting the largest class ({guess}); "
+            "check that rows and labels are in the same order.",
             style="yellow",
             markup=False,
         )
@@ -139,9 +139,9 @@ def show(store: FeatureStore) -> None:
     console().print(table(["provenance", ""], provenance))
 
 
-@data.command(short_help="Make a synthetic dataset.")
+@data.command(short_help="Create a synthetic dataset.")
 @click.argument("name", metavar=f"{'|'.join(CATALOG)}|synthetic")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="another seed, another dataset")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of the generator")
 @click.option("--out", type=PathType, metavar="FILE.h5", help="[default: DIR/synthetic/NAME.h5]")
 @click.option("--samples", type=click.IntRange(1), help="for NAME synthetic  [default: 2000]")
 @click.option("--classes", type=click.IntRange(2), help="for NAME synthetic  [default: 10]")
@@ -156,7 +156,7 @@ def synthesize(
     dims: str | None,
     data_dir: Path,
 ) -> None:
-    """Make a synthetic stand-in with the shape of a catalog entry, or a synthetic set of any shape.
+    """Create a synthetic stand-in with the shape of a catalog entry, or a synthetic dataset of any shape.
 
     \b
     mfedpba-mpi data synthesize youtube
@@ -171,14 +171,14 @@ def synthesize(
     elif name not in CATALOG:
         raise unknown("dataset", name, [*CATALOG, "synthetic"])
     elif (samples, classes, dims) != (None, None, None):
-        raise UserError(f"--samples, --classes and --dims go with the name synthetic only; {name} has its own shape")
+        raise UserError(f"--samples, --classes and --dims need the name synthetic; {name} has a fixed shape")
     else:
         info = CATALOG[name]
-    suffix = f"-seed{seed}" if seed else ""  # a run without data takes the file of seed 0
+    suffix = f"-seed{seed}" if seed else ""  # runs use the file of seed 0
     path = out or data_dir / "synthetic" / f"{cache_name(info)}{suffix}.h5"
     _check_file(path)
     if path.exists() and FeatureStore(path).origin != "synthetic":
-        raise UserError(f"{path} holds real data; choose another --out")
+        raise UserError(f"{path} has real data; choose another --out")
     write_synthetic(info, path, seed)
     click.echo(f"wrote {path}: {info.samples} samples, {info.classes} classes, SYNTHETIC")
 
@@ -187,23 +187,23 @@ def _dims(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"dims: expected whole numbers separated by commas, e.g. 64,128, got {text!r}") from None
+        raise UserError(f"dims: expected integers separated by commas, e.g. 64,128, got {text!r}") from None
 
 
 @data.command("import", short_help="Import real data.")
 @click.argument("name")
 @click.option(
     "--from", "source", type=PathType, required=True, metavar="PATH",
-    help="a .mat, .h5 or .npz file, or the directory of the unpacked download, of images, or of tables",
+    help="a .mat, .h5 or .npz file, or a directory with the unpacked download, images or tables",
 )  # fmt: skip
 @click.option("--out", type=PathType, metavar="FILE.h5", help="[default: DIR/NAME.h5]")
-@click.option("--name", "own_name", metavar="NAME", help="what a custom dataset is to be called")
+@click.option("--name", "own_name", metavar="NAME", help="name of a custom dataset")
 @click.option(
     "--types", metavar="I,L,A,T",
-    help="of a custom dataset's views: image, language, audio, time series; they decide which networks are drawn"
-    "  [default: L for sparse views, I for dense]",
+    help="types of a custom dataset's views (image, language, audio, time series), which determine the extractor "
+    "families  [default: L for sparse views, I for dense]",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="replace what is there")
+@click.option("--overwrite", is_flag=True, help="replace an existing file")
 @data_dir_option
 def import_(
     name: str,
@@ -214,29 +214,29 @@ def import_(
     overwrite: bool,
     data_dir: Path,
 ) -> None:
-    """Import real data: read, match with the catalog, check, look at it, and store it, all or nothing.
+    """Import real data: read, match with the catalog, check, store, and show statistics.
 
     \b
     mfedpba-mpi data import caltech101 --from Caltech101-all.mat
     mfedpba-mpi data import caltech101 --from 101_ObjectCategories/
-    mfedpba-mpi data import reuters_1200 --from Reuters-1200.mat      # a subset has a name of its own
+    mfedpba-mpi data import reuters_1200 --from Reuters-1200.mat      # a subset, under its own name
     mfedpba-mpi data import custom --name scenes --from scenes.mat --types I,I,L
 
     NAME is caltech101, reuters, nus-wide, youtube or mfeat, a variant like reuters_1200 or nus-wide-8, or custom.
-    data/README.md says where each original is found.
+    See data/README.md for the download of each original.
     """
-    from mfedpba_mpi.data.guard import guarded
+    from mfedpba_mpi.data.guard import run_guarded
 
     if name != "custom" and (own_name or types):
-        raise UserError(f"--name and --types go with `data import custom` only; {name} has a name and types")
+        raise UserError(f"--name and --types need `data import custom`; {name} has a fixed name and types")
     if name == "custom" and (not own_name or own_name in CATALOG):
-        given = f", and {own_name} is the catalog's: `data import {own_name}`" if own_name else ""
-        raise UserError(f"a custom dataset needs a name of its own: --name NAME{given}")
+        taken = f"; {own_name} is a catalog name, use `data import {own_name}`" if own_name else ""
+        raise UserError(f"a custom dataset needs its own name: --name NAME{taken}")
     name, views = (own_name, _types(types)) if name == "custom" and own_name else (name, None)
     path = out or data_dir / f"{check_name(name)}.h5"
     _check_file(path)
     if path.exists() and not overwrite:
-        raise UserError(f"{path} is there already; --overwrite replaces it")
+        raise UserError(f"{path} exists already; --overwrite replaces it")
 
     def work() -> None:
         from mfedpba_mpi.data.importing import import_dataset
@@ -244,7 +244,7 @@ def import_(
         show(import_dataset(name, source, path, views))
         click.echo(f"wrote {path}; run it with --dataset {path if out else name}")
 
-    guarded(work, source, path)
+    run_guarded(work, source, path)
 
 
 def _types(text: str | None) -> list[str]:
@@ -252,19 +252,19 @@ def _types(text: str | None) -> list[str]:
 
 
 @data.command("clean", short_help="Remove the shards of datasets.")
-@click.option("--dry-run", is_flag=True, help="say what would be freed; remove nothing")
+@click.option("--dry-run", is_flag=True, help="show what would be freed, remove nothing")
 @data_dir_option
 def clean_shards(dry_run: bool, data_dir: Path) -> None:
-    """Remove the shards in the data directory: copies of the datasets, dealt out to the clients of a run.
+    """Remove the shards in the data directory, which are copies of the datasets ordered by client.
 
-    A run reads its shards before round 1 and makes them again where they are missing, so nothing is lost. Do not clean
-    while runs are starting. Datasets are never removed.
+    A run reads its shards before round 1 and recreates missing ones, so nothing is lost. Do not clean while runs are
+    starting. Datasets are never removed.
     """
     from mfedpba_mpi.cli.console import bytes_of, count
 
-    spare = [path for path in (data_dir / "shards").glob("*") if path.suffix in (".h5", ".part")]
-    freed = sum(map(disk_of, spare))
+    files = [path for path in (data_dir / "shards").glob("*") if path.suffix in (".h5", ".part")]
+    freed = sum(map(disk_of, files))
     if not dry_run:
-        remove(spare)
+        remove(files)
     verb = "would free" if dry_run else "freed"
-    click.echo(f"{verb} {bytes_of(freed)}, {count(len(spare), 'file')} in {data_dir / 'shards'}")
+    click.echo(f"{verb} {bytes_of(freed)}, {count(len(files), 'file')} in {data_dir / 'shards'}")

@@ -1,1 +1,1 @@
-"""Datasets: what they are, how they lie on disk, synthetic stand-ins, and what each client gets of them."""
+"""Datasets: catalog, feature stores, importers, synthetic stand-ins, partitions over clients, and shards."""

@@ -1,4 +1,4 @@
-"""What each dataset is: samples, classes and modalities, without any of its values."""
+"""Catalog of datasets: number of samples and classes, and the modalities of each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TYPES = {
     "L": "language",
     "A": "audio",
     "T": "time series",
-}  # decide which extractor families may be drawn
+}  # the type restricts which extractor families a client may draw
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a safe name of a dataset, and of its file
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # valid dataset names; they become file names
 
 
 @dataclass(frozen=True)
 class Modality:
-    """One feature vector per sample: `width` numbers of a type (a key of TYPES)."""
+    """A modality: one feature vector of length `width` per sample; `type` is a key of TYPES."""
 
     name: str
     type: str
@@ -34,17 +34,17 @@ class Modality:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise UserError("modality: its name is empty; give it one")
+            raise UserError("modality: the name is empty; give it a name")
         if self.type not in TYPES:
-            known = ", ".join(f"{key} ({words})" for key, words in TYPES.items())
-            raise UserError(f"modality {self.name}: type {self.type!r} is not known; choose from: {known}")
+            known = ", ".join(f"{key} ({name})" for key, name in TYPES.items())
+            raise UserError(f"modality {self.name}: unknown type {self.type!r}; choose from: {known}")
         if self.width < 1:
             raise UserError(f"modality {self.name}: width {self.width} is out of range; allowed: >= 1")
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """N samples of C classes, each seen through the same M modalities."""
+    """Shape of a dataset: N samples of C classes, each with the same M modalities."""
 
     name: str
     samples: int
@@ -63,7 +63,7 @@ class Dataset:
 
 
 def _dataset(name: str, samples: int, classes: int, views: str, note: str, sparse: bool = False) -> Dataset:
-    """A catalog entry; `views` reads ``name:type:width ...``."""
+    """Build a catalog entry; the format of `views` is ``name:type:width ...``."""
     parts = [view.split(":") for view in views.split()]
     return Dataset(name, samples, classes, tuple(Modality(n, t, int(w), sparse) for n, t, w in parts), note)
 
@@ -109,43 +109,47 @@ CATALOG: dict[str, Dataset] = {
 
 
 def default_data_dir() -> Path:
-    """Where feature stores are kept unless a directory is given."""
+    """Default directory of the feature stores: $MFEDPBA_DATA_DIR, or ``data``."""
     return Path(os.environ.get(DATA_DIR_VARIABLE) or "data")
 
 
 Loader = Callable[[], tuple[Any, Sequence[Any]]]
-"""Gives the labels, (N,) whole numbers from 0, and the values of each modality, (N, width), dense or CSR."""
+"""Returns the labels, (N,) integers from 0, and the values of each modality, (N, width), dense or CSR."""
 
 LOADERS: dict[str, tuple[Dataset, Loader, str]] = {}
 
 
 def register_dataset(info: Dataset, loader: Loader, origin: str = "real") -> None:
-    """Make a dataset of your own known by its name; the first run that uses it stores what `loader` gives.
+    """Register a dataset under its name.
 
-    From then on the store, DATA_DIR/NAME.h5, is what is read: delete it to have `loader` called again. `origin` is
-    ``real``, or ``synthetic`` for made-up data, which is then said wherever its numbers are shown. See examples/.
+    The first run that uses it calls `loader` and writes the store DATA_DIR/NAME.h5. Later runs read the store; delete
+    it to call `loader` again. See examples/.
+
+    Parameters
+    ----------
+    origin : ``real`` or ``synthetic``; synthetic data are marked as such wherever their results are shown.
     """
     if info.name in CATALOG or info.name == "synthetic":
-        raise ValueError(f"{info.name} comes with the program; call yours something else")
+        raise ValueError(f"{info.name} is a built-in dataset; choose another name")
     if origin not in ("real", "synthetic"):
         raise ValueError(f"origin of {info.name}: '{origin}' is neither real nor synthetic")
     LOADERS[check_name(info.name)] = info, loader, origin
 
 
 def base_of(name: str) -> Dataset | None:
-    """The catalog entry that a name is, or is a variant of (``reuters_1200``, ``nus-wide-8``); None for any other."""
+    """Return the catalog entry of a name or of a variant (``reuters_1200``, ``nus-wide-8``), None for other names."""
     return next((entry for key, entry in CATALOG.items() if re.fullmatch(rf"{re.escape(key)}([_-].*)?", name)), None)
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with a blank for every character that would do something to a terminal."""
+    """Return `text` with every non-printable character (line breaks, terminal control codes) replaced by a blank."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def check_name(name: str) -> str:
-    """`name` if it is a safe file name (letters, digits, ``-``, ``_``, ``.``), else a UserError."""
+    """Return `name` if it is a safe file name (letters, digits, ``-``, ``_``, ``.``), else raise a UserError."""
     if not NAME.fullmatch(name):
         raise UserError(
-            f"'{name}' cannot name a dataset; use letters, digits, '-', '_' and '.', starting with a letter or digit"
+            f"invalid dataset name '{name}'; use letters, digits, '-', '_' and '.', starting with a letter or digit"
         )
     return name

@@ -1,7 +1,7 @@
-"""Reading files of others in a child process: the libraries that do so crash on some damaged files.
+"""Read untrusted files in a child process, because the libraries crash or hang on some damaged files.
 
-scipy dies of about one in sixty flipped bits in a small MAT-file, and HDF5 comes to no end with some. The child does
-all the work and prints what there is to print; its parent, in which nothing is loaded yet, says what became of it.
+About one in sixty flipped bits in a small MAT-file crashes scipy, and some send HDF5 into an endless loop. The child
+does all the work and prints the output. The parent, which has not loaded these libraries, reports how the child ended.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ _PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
-def guarded(work: Callable[[], object], source: Path, out: Path) -> None:
-    """Call `work`, which reads `source` and writes `out`, in a child process; its errors are raised here.
+def run_guarded(work: Callable[[], object], source: Path, out: Path) -> None:
+    """Call `work`, which reads `source` and writes `out`, in a child process, and re-raise its errors here.
 
-    Where the child crashes, or wants more memory than there is, that is a UserError, and what it has begun to write is
-    removed. Ctrl-C and SIGTERM reach the child once, wherever they were sent to; it ends when its parent does.
+    A crash of the child, or a lack of memory, is a UserError; partly written files are removed. The child receives
+    Ctrl-C and SIGTERM once, no matter which process they were sent to, and ends when its parent ends.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
-    parent, child, early = os.getpid(), 0, []
+    parent, child, pending = os.getpid(), 0, []
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    def forward_signal(number: int, _: FrameType | None) -> None:
         if child:
             os.kill(child, number)
         else:
-            early.append(number)
+            pending.append(number)
 
-    # Handlers first: blocking holds signals back from this thread only, and another thread of the process takes them.
-    handlers = {number: signal.signal(number, pass_on) for number in _SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the child inherits this until it has its own handlers
+    # Install the handlers first: blocking affects this thread only, and another thread would take the signal.
+    handlers = {number: signal.signal(number, forward_signal) for number in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited by the child until it has its own handlers
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _run(work, source, writer, parent, mask)
+        _child_main(work, source, writer, parent, mask)
     os.close(writer)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    for number in early:
+    for number in pending:
         os.kill(child, number)
     try:
         with open(reader, encoding="utf-8") as report:
@@ -66,7 +66,7 @@ def guarded(work: Callable[[], object], source: Path, out: Path) -> None:
     if code < 0:
         for part in out.parent.glob(f".{out.name}.{child}-*.part"):
             part.unlink(missing_ok=True)
-        raise UserError(_died(-code, source))
+        raise UserError(_death_message(-code, source))
     if code in (UserError.exit_code, RunError.exit_code):
         raise (UserError if code == UserError.exit_code else RunError)(text)
     if code:
@@ -74,8 +74,8 @@ def guarded(work: Callable[[], object], source: Path, out: Path) -> None:
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """End the process where the block takes more CPU time; a library that goes in circles stops in no other way."""
+def cpu_time_limit(seconds: float) -> Iterator[None]:
+    """Kill the process when the block takes more CPU time, the only way to stop a library in an endless loop."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
@@ -83,38 +83,39 @@ def limited(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _died(number: int, source: Path) -> str:
+def _death_message(number: int, source: Path) -> str:
+    """Return the error message for a child that was killed by a signal."""
     name = signal.Signals(number).name
     if number not in (*_CRASHES, signal.SIGPROF):
-        return f"reading {source} was ended from outside ({name}), as when memory runs out; free some, try again"
+        return f"the process reading {source} was killed ({name}), perhaps for lack of memory; free memory and retry"
     what = f"a file in {source}" if source.is_dir() else str(source)
-    how = "came to no end" if number == signal.SIGPROF else f"crashed, {name}"
-    return f"{what} cannot be read: it is damaged, or not what its name says (its reader {how}); get it again"
+    how = "did not finish" if number == signal.SIGPROF else f"crashed, {name}"
+    return f"cannot read {what}: damaged, or not the format of its suffix (its reader {how}); get the file again"
 
 
-def _run(work: Callable[[], object], source: Path, writer: int, parent: int, mask: Iterable[int]) -> NoReturn:
-    """The child: `work`, within the memory that there is; ends with an exit code, and the text of an error if any."""
+def _child_main(work: Callable[[], object], source: Path, writer: int, parent: int, mask: Iterable[int]) -> NoReturn:
+    """Run `work` in the child with a memory limit; exit with a code, and write the error message to `writer`."""
     code, text = 1, ""
     try:
         for number in _SIGNALS:
-            signal.signal(number, _stop)
+            signal.signal(number, _exit_on_signal)
         with suppress(AttributeError):  # Linux
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # too late
+        if os.getppid() != parent:  # the parent ended before prctl
             sys.exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         limit = _limit_memory()
         try:
             work()
         except MemoryError:
-            larger = "it is damaged, or has to be read on a larger machine"
             raise UserError(
-                f"{source} needs more than the {limit / 1e9:.3g} GB of memory that are free; {larger}"
+                f"{source} needs more than the {limit / 1e9:.3g} GB of free memory; it is damaged, or needs a larger "
+                "machine"
             ) from None
         sys.stdout.flush()
         code = 0
     except (UserError, RunError) as error:
-        code, text = error.exit_code, printable(str(error))  # there may be anything in names out of files
+        code, text = error.exit_code, printable(str(error))  # names read from files may contain control characters
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException as error:
@@ -127,17 +128,17 @@ def _run(work: Callable[[], object], source: Path, writer: int, parent: int, mas
         os._exit(code)
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """End by an exception, so that what was begun is cleaned away, and do not be disturbed in that."""
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit by an exception so that cleanup handlers run, and ignore further signals meanwhile."""
     for other in _SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def _limit_memory() -> int:
-    """Give this process no more memory than is free, so that a file that claims to be huge is an error; the bytes."""
+    """Limit this process to the free memory, so that a file with a huge claimed size is an error; return the bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if not os.path.exists("/proc/meminfo"):  # not Linux: as much as it takes
+    if not os.path.exists("/proc/meminfo"):  # not Linux: no limit
         return soft
     with open("/proc/meminfo") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file}

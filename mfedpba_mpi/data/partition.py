@@ -1,7 +1,7 @@
-"""Who owns what: modalities and samples of every client, drawn from the seed alone or given by the user.
+"""Partitions: the modalities and samples of every client, drawn from the seed alone or given by the user.
 
-`modality_sets` draws M_k, `deal_samples` the disjoint rows, `split` each client's 75/25 train and test rows, and, where
-settings are to be chosen, its training rows once more: the part held out then takes the place of the test rows.
+`modality_sets` draws M_k, `deal_samples` the disjoint rows, and `split` the 75/25 train/test split of each client. For
+model selection, `split` also divides the training rows; the held-out part then replaces the test rows.
 `partition_file` reads and writes partitions as files.
 """
 
@@ -19,15 +19,18 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.rng import generator
 
 TEST_SHARE = 0.25
-REVISION = 1  # raise it with any change in what is drawn: shards of another revision are made again
+REVISION = 1  # increase it when the drawn partitions change: shards of another revision are recreated
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Modalities M_k and row numbers of the store, both sorted, for each client; the rows are disjoint.
+    """Modalities M_k and row numbers in the store, both sorted, for each client; the rows are disjoint.
 
-    `names` are those of all M modalities, or their numbers. Where nobody has test rows, the rows are yet to be split.
-    `samples` is how many the dataset has to have, where that is known.
+    Attributes
+    ----------
+    train, test : rows of each client; if no client has test rows, the rows are not split yet.
+    names : names (or numbers) of all M modalities.
+    samples : required number of samples of the dataset, if known.
     """
 
     modalities: tuple[tuple[int, ...], ...]
@@ -38,45 +41,46 @@ class Partition:
 
     @classmethod
     def of(cls, owner: Any, modalities: Any, test: Any = None, names: Sequence[str] = ()) -> Partition:
-        """A partition of your own.
+        """Build a partition from arrays.
 
         Parameters
         ----------
-        owner : (N,) client of every sample of the dataset, from 0 on; -1: nobody's.
+        owner : (N,) client of every sample of the dataset, from 0; -1 leaves a sample out.
         modalities : (K, M) whether a client owns a modality.
-        test : (N,) whether a sample is for testing  [default: 75/25, drawn by the run's seed].
-        names : of the modalities, to be compared with the dataset's.
+        test : (N,) whether a sample is a test sample  [default: 75/25 split, drawn from the run's seed].
+        names : names of the modalities, checked against the dataset.
         """
         owner, owned = np.asarray(owner), np.asarray(modalities)
         K = len(owned) if owned.ndim == 2 else 0
         if not K or not np.isin(owned, (0, 1)).all():
-            raise UserError(f"partition: modalities has the shape {owned.shape}; it must be true and false, (K, M)")
+            raise UserError(f"partition: modalities has shape {owned.shape}; it must be a (K, M) array of booleans")
         if owner.ndim != 1 or owner.dtype.kind not in "iu" or ((owner < -1) | (owner >= K)).any():
-            raise UserError(f"partition: owner must be whole numbers (N,) from -1, nobody, to {K - 1}, the last client")
+            raise UserError(f"partition: owner must be (N,) integers from -1 (left out) to {K - 1}, the last client")
         names = tuple(names) or numbered(owned.shape[1])
         if len(names) != owned.shape[1]:
-            raise UserError(f"partition: {len(names)} names for {owned.shape[1]} modalities; give one for each")
+            raise UserError(f"partition: {len(names)} names for {owned.shape[1]} modalities; give one name for each")
         is_test = np.zeros(len(owner), bool) if test is None else np.asarray(test)
         if is_test.shape != owner.shape or is_test.dtype != bool:
-            raise UserError(f"partition: test must be true and false for each of the {len(owner)} samples of owner")
+            raise UserError(f"partition: test must be a boolean for each of the {len(owner)} samples of owner")
         if test is not None and not is_test[owner >= 0].any():
-            raise UserError("partition: test has no sample of any client; leave it out to have them split by the seed")
+            raise UserError("partition: no client has a test sample; omit `test` for a split drawn from the seed")
         train, held = (tuple(np.flatnonzero((owner == k) & part) for k in range(K)) for part in (~is_test, is_test))
-        return cls(_sets(owned), train, held, names, len(owner))
+        return cls(_sets_from_mask(owned), train, held, names, len(owner))
 
     @classmethod
-    def of_log(cls, arrays: Mapping[str, np.ndarray], names: Sequence[str] = ()) -> Partition:
-        """What `arrays` gives, and what a log has in /partition; a ValueError where that is not a partition."""
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], names: Sequence[str] = ()) -> Partition:
+        """Build a partition from the output of `arrays`, as stored in /partition of a log; ValueError if invalid."""
         owned = arrays["modalities"]
         if owned.ndim != 2 or not np.isin(owned, (0, 1)).all():
-            raise ValueError("modalities is not (K, M) of true and false")
+            raise ValueError("modalities is not a (K, M) array of booleans")
         train, test = (
-            _cut(arrays[f"{name}_rows"], arrays[f"{name}_offsets"], len(owned)) for name in ("train", "test")
+            _split_at_offsets(arrays[f"{name}_rows"], arrays[f"{name}_offsets"], len(owned))
+            for name in ("train", "test")
         )
-        return cls(_sets(owned), train, test, tuple(names) or numbered(owned.shape[1]))
+        return cls(_sets_from_mask(owned), train, test, tuple(names) or numbered(owned.shape[1]))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The partition as it is in a log: modalities (K, M) bool, the clients' rows in turn, and where each begins."""
+        """Return the arrays of a log's /partition: modalities (K, M) bool, concatenated rows, and client offsets."""
         owned = np.zeros((len(self.modalities), len(self.names)), bool)
         for k, own in enumerate(self.modalities):
             owned[k, list(own)] = True
@@ -87,16 +91,20 @@ class Partition:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of who owns what, whatever the modalities are called."""
+        """SHA-256 of the modality sets and rows; the names of the modalities do not enter."""
         rows = [part.tolist() for part in (*self.train, *self.test)]
         return hashlib.sha256(repr((self.modalities, rows)).encode()).hexdigest()
 
     @property
     def is_split(self) -> bool:
+        """Whether train and test rows are separated."""
         return any(len(rows) for rows in self.test)
 
-    def divided(self, labels: np.ndarray, seed: int, validation: float = 0.0) -> Partition:
-        """With test rows, where there are none yet, and with validation rows in their place, where a share is given."""
+    def with_splits(self, labels: np.ndarray, seed: int, validation: float = 0.0) -> Partition:
+        """Return the partition with a train/test split; an existing split is kept.
+
+        With `validation` > 0, this share of the training rows replaces the test rows.
+        """
         parts = list(zip(self.train, self.test, strict=True))
         if not self.is_split:
             parts = [split(labels, rows, TEST_SHARE, generator(seed, "split", k)) for k, (rows, _) in enumerate(parts)]
@@ -114,22 +122,24 @@ class Partition:
 
 
 def numbered(M: int) -> tuple[str, ...]:
-    """Numbers as names of modalities."""
+    """Return the numbers 0..M-1 as modality names."""
     return tuple(map(str, range(M)))
 
 
-def _sets(owned: np.ndarray) -> tuple[tuple[int, ...], ...]:
+def _sets_from_mask(owned: np.ndarray) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(np.flatnonzero(own).tolist()) for own in owned)
 
 
-def _cut(rows: np.ndarray, offsets: np.ndarray, K: int) -> tuple[np.ndarray, ...]:
+def _split_at_offsets(rows: np.ndarray, offsets: np.ndarray, K: int) -> tuple[np.ndarray, ...]:
     """Each client's rows, sorted."""
     if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (rows, offsets)):
-        raise ValueError("rows and offsets are not lists of whole numbers")
+        raise ValueError("rows and offsets are not lists of integers")
     rows, offsets = rows.astype(np.int64), offsets.astype(np.int64)
-    sizes = np.diff(offsets, prepend=0, append=len(rows))  # before the first client, of each, after the last
+    sizes = np.diff(
+        offsets, prepend=0, append=len(rows)
+    )  # rows before the first client, of each client, and after the last
     if len(sizes) != K + 2 or sizes.min() < 0 or sizes[0] or sizes[-1]:
-        raise ValueError(f"its offsets do not divide {len(rows)} rows among {K} clients")
+        raise ValueError(f"the offsets do not divide {len(rows)} rows among {K} clients")
     return tuple(np.sort(part) for part in np.split(rows, offsets[1:-1]))
 
 
@@ -143,23 +153,25 @@ def make_partition(
     min_samples: int,
     validation: float = 0.0,
 ) -> Partition:
-    """The partition of a run.
+    """Draw the partition of a run.
 
     Parameters
     ----------
     labels : (N,) class of every sample.
+    M, K : number of modalities and of clients.
     kind : ``m1``, ``m2`` or ``m1+``.
-    alpha : concentration of the label skew over clients, or None for shares without skew.
-    validation : share of the training rows to measure on instead of the test rows, which are then in nobody's hands.
+    alpha : concentration of the Dirichlet label skew over clients, or None for no skew.
+    min_samples : minimum number of samples of a client.
+    validation : share of the training rows to evaluate on instead of the test rows, which are then unused.
     """
     owned = modality_sets(M, K, kind, generator(seed, "modalities"))
     rows = deal_samples(labels, K, kind, alpha, min_samples, generator(seed, "samples"))
-    nothing = (np.empty(0, np.int64),) * K
-    return Partition(owned, tuple(rows), nothing, numbered(M)).divided(labels, seed, validation)
+    no_test = (np.empty(0, np.int64),) * K
+    return Partition(owned, tuple(rows), no_test, numbered(M)).with_splits(labels, seed, validation)
 
 
 def modality_sets(M: int, K: int, kind: str, rng: np.random.Generator) -> tuple[tuple[int, ...], ...]:
-    """M_k for every client; each modality has an owner when K >= M."""
+    """Draw M_k for every client; each modality has an owner if K >= M."""
     if kind == "m1":
         return tuple((k % M,) for k in range(K))
     sizes = [2 if kind == "m2" else int(rng.integers(1, M + 1)) for _ in range(K)]
@@ -170,7 +182,7 @@ def modality_sets(M: int, K: int, kind: str, rng: np.random.Generator) -> tuple[
 
 
 def _give_every_modality_an_owner(sets: list[set[int]], M: int, rng: np.random.Generator) -> None:
-    """Exchange modalities that several clients own for those that nobody owns; the sizes stay as drawn."""
+    """Replace modalities with many owners by those without an owner, in place; the set sizes stay as drawn."""
     for m in range(M):
         if any(m in s for s in sets):
             continue
@@ -188,9 +200,9 @@ def _give_every_modality_an_owner(sets: list[set[int]], M: int, rng: np.random.G
 def deal_samples(
     labels: np.ndarray, K: int, kind: str, alpha: float | None, min_samples: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Disjoint rows of every client, all samples used: by shares, or label-skewed by Dirichlet(alpha).
+    """Assign all samples to the clients, disjointly: by shares, or with Dirichlet(alpha) label skew.
 
-    Shares are equal for ``m1``; otherwise evenly spaced from 1 to 2 and shuffled, as in the paper's tables.
+    Shares are equal for ``m1``; otherwise they are evenly spaced from 1 to 2 and shuffled, as in the paper's tables.
     """
     N = len(labels)
     if K * min_samples > N:
@@ -210,7 +222,7 @@ def deal_samples(
 
 
 def _raise_to_minimum(rows: list[np.ndarray], minimum: int) -> list[np.ndarray]:
-    """Move rows from whichever client has most until every client has `minimum`; no random draw."""
+    """Move rows from the largest clients until every client has `minimum` rows; deterministic."""
     sizes = np.array([len(r) for r in rows])
     for k in np.flatnonzero(sizes < minimum):
         while sizes[k] < minimum:
@@ -226,10 +238,10 @@ def _raise_to_minimum(rows: list[np.ndarray], minimum: int) -> list[np.ndarray]:
 def split(
     labels: np.ndarray, rows: np.ndarray, share: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A client's (train, test) rows: a share to test, stratified; a class of one sample stays in training.
+    """Split the rows of a client into (train, test), stratified by class; `share` is the share of test rows.
 
-    The quota of each class is its share rounded down, then the largest fractions get one more until the whole has its
-    share. Only a client with nothing but one-sample classes gives some of those to its test rows.
+    The quota of each class is its share rounded down; then the classes with the largest fractions get one more until
+    the total reaches its share. A class with one sample stays in training, unless the client has only such classes.
     """
     rows = rng.permutation(rows)
     _, inverse, counts = np.unique(labels[rows], return_inverse=True, return_counts=True)

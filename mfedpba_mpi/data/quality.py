@@ -1,4 +1,4 @@
-"""A look at a dataset's values, so that a scrambled file is noticed before it is trained on."""
+"""Quality statistics of a dataset's values, to detect a scrambled file before training."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from mfedpba_mpi.data.partition import split
 from mfedpba_mpi.data.store import FeatureStore, Values
 from mfedpba_mpi.rng import generator
 
-LARGEST = 4000  # rows and columns of the largest system that is solved
+MAX_SYSTEM = 4000  # rows and columns of the largest linear system to solve
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one modality holds.
+class Quality:
+    """Statistics of one modality.
 
-    `accuracy` is a linear classifier's on a quarter of the samples, `chance` what guessing the largest class would get
-    there, with two standard deviations on top.
+    Attributes
+    ----------
+    nonzero : fraction of non-zero values.
+    low, high : range of the values.
+    accuracy : test accuracy of a linear classifier on a quarter of the samples.
+    chance : accuracy of always predicting the largest class, plus two standard deviations.
     """
 
     nonzero: float
@@ -34,8 +38,8 @@ class Look:
     chance: float
 
 
-def look(store: FeatureStore) -> Iterator[Look]:
-    """A look at every modality in turn."""
+def measure_quality(store: FeatureStore) -> Iterator[Quality]:
+    """Yield the statistics of each modality."""
     labels = store.labels()
     train, test = split(labels, np.arange(len(labels)), 0.25, generator(0, "quick accuracy"))
     largest = np.bincount(labels).max() / len(labels)
@@ -51,7 +55,7 @@ def look(store: FeatureStore) -> Iterator[Look]:
             rows = {
                 values.indices[a:b].tobytes() + values.data[a:b].tobytes() for a, b in pairwise(values.indptr.tolist())
             }
-        yield Look(
+        yield Quality(
             nonzero / (values.shape[0] * values.shape[1]), float(low.min()), float(high.max()),
             int(np.count_nonzero(low == high)), values.shape[0] - len(rows),
             linear_accuracy(values, labels, train, test), chance,
@@ -59,13 +63,14 @@ def look(store: FeatureStore) -> Iterator[Look]:
 
 
 def linear_accuracy(values: Values, labels: np.ndarray, train: np.ndarray, test: np.ndarray) -> float:
-    """The share of `test` rows that ridge regression onto the classes, fitted to the `train` rows, gets right.
+    """Return the accuracy on the `test` rows of ridge regression to one-hot classes, fitted on the `train` rows.
 
-    Dense columns are standardised, sparse rows brought to length one; the ridge is a multiple of the Gram matrix's mean
-    eigenvalue that does well on real data. Of more than 4000 training rows with more than 4000 columns, 4000 are drawn.
+    Dense columns are standardised, sparse rows scaled to unit L2 norm. The ridge is a multiple of the mean eigenvalue
+    of the Gram matrix, chosen because it does well on real data. With more than 4000 training rows and more than 4000
+    columns, 4000 training rows are drawn.
     """
-    if min(len(train), values.shape[1]) > LARGEST:
-        train = generator(0, "quick accuracy rows").permutation(train)[:LARGEST]
+    if min(len(train), values.shape[1]) > MAX_SYSTEM:
+        train = generator(0, "quick accuracy rows").permutation(train)[:MAX_SYSTEM]
     if isinstance(values, np.ndarray):
         X, rest = values[train].astype(np.float64), values[test].astype(np.float64)
         mean, deviation = X.mean(axis=0), X.std(axis=0)
@@ -82,7 +87,7 @@ def linear_accuracy(values: Values, labels: np.ndarray, train: np.ndarray, test:
     centre = Y.mean(axis=0)
     gram = X.T @ X if d <= n else X @ X.T
     gram = gram if isinstance(gram, np.ndarray) else gram.toarray()
-    gram[np.diag_indices_from(gram)] += ridge * np.trace(gram) / len(gram) or 1  # 1 where all columns are constant
+    gram[np.diag_indices_from(gram)] += ridge * np.trace(gram) / len(gram) or 1  # 1 if all columns are constant
     if d <= n:
         scores = rest @ solve(gram, X.T @ (Y - centre), assume_a="pos")
     else:

@@ -1,4 +1,4 @@
-"""Where shards and stand-ins are written: beside the data, or elsewhere where those are read-only."""
+"""Scratch directories for shards and synthetic stand-ins: the data directory, or another one if it is read-only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ VARIABLE = "MFEDPBA_SCRATCH"
 
 @dataclass(frozen=True)
 class Scratch:
-    """The places to write in, the first that can be written is taken.
+    """Candidate scratch directories; the first writable one is used.
 
     Attributes
     ----------
-    given : the only place, where the user has named one (or $MFEDPBA_SCRATCH).
-    run : a directory that all ranks see, the run's own.
-    one_host : whether all ranks see the same temporary directories.
+    given : the directory set by the user; it (or $MFEDPBA_SCRATCH) replaces all other candidates.
+    run : the run directory, visible to all ranks.
+    one_host : whether all ranks run on one host and share its temporary directories.
     """
 
     data_dir: Path
@@ -31,44 +31,48 @@ class Scratch:
     one_host: bool = True
 
     def find(self, name: str, is_good: Callable[[Path], bool]) -> tuple[Path, bool]:
-        """Where the good file `name`, as ``shards/a.h5``, is (True), or where it is to be made (False)."""
+        """Return the path of the file `name` (e.g. ``shards/a.h5``) and whether a valid one (`is_good`) exists there.
+
+        Without a valid file, the path is where to write it.
+        """
         if self.data_dir.exists() and not self.data_dir.is_dir():
-            raise UserError(f"data-dir: {self.data_dir} is not a directory; name the one that holds the stores")
+            raise UserError(f"data-dir: {self.data_dir} is not a directory; give the directory of the stores")
         path = self.data_dir / name
         if is_good(path):
             return path, True
         tried = []
-        for place in self._places():
-            path = place / name
-            if error := _obstacle(path.parent):
-                tried.append(f"{place} ({error})")
+        for directory in self._candidates():
+            path = directory / name
+            if error := _write_error(path.parent):
+                tried.append(f"{directory} ({error})")
             else:
                 return path, is_good(path)
-        raise UserError(f"scratch: cannot write in {', '.join(tried)}; name another directory with --scratch")
+        raise UserError(f"scratch: cannot write in {', '.join(tried)}; give another directory with --scratch")
 
-    def _places(self) -> Iterator[Path]:
+    def _candidates(self) -> Iterator[Path]:
         if given := self.given or os.environ.get(VARIABLE):
             yield Path(given)
             return
         yield self.data_dir
         if self.one_host:
-            yield from filter(None, map(_private, (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")))
+            bases = (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")
+            yield from filter(None, map(_private_directory, bases))
         if self.run:
             yield self.run
 
 
-def _obstacle(folder: Path) -> str:
-    """Why nothing can be written in a folder, which is made where it is missing; found out by trying."""
+def _write_error(directory: Path) -> str:
+    """Create a directory and a temporary file in it; return the error message, or an empty string on success."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
             return ""
     except OSError as error:
         return error.strerror or str(error)
 
 
-def _private(base: str | None) -> Path | None:
-    """A directory in `base` that nobody but this user can write or read; None where there cannot be one."""
+def _private_directory(base: str | None) -> Path | None:
+    """Create a directory in `base` that only this user can read and write; return None if that is impossible."""
     if not base:
         return None
     path = Path(base) / f"mfedpba-mpi-{os.getuid()}"

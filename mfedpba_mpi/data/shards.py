@@ -1,18 +1,18 @@
-"""Shards: the values of one store dealt out by one partition, so that a rank reads only what its clients own.
+"""Shards: the values of a store reordered by client, so that a rank reads only the rows of its clients.
 
-One HDF5 file, client-major; the rows of a client are its training rows, then its test rows::
+One HDF5 file per store and partition, client-major; the rows of a client are its training rows, then its test rows::
 
-    /                 attributes: format "mfedpba-shards", version 2, key (what it was made of), classes
+    /                 attributes: format "mfedpba-shards", version 2, key (identifies store and partition), classes
     /offsets          (K+1,) int64: client k has rows offsets[k] .. offsets[k+1]-1 of labels and rows
-    /train            (K,) int64: how many of them are training rows
+    /train            (K,) int64: number of training rows of each client
     /owned            (K, M) bool: M_k
     /labels, /rows    (n,) int64: class, and row number in the store
-    /modalities/m     the rows of the clients that own m, one client after the other: dense or CSR as in the store
-        offsets       (K+1,) int64 into them; of length zero for a client that does not own m
-        checksums     (K,) uint32: CRC-32 of each client's rows, since a client does not read all of a dataset
+    /modalities/m     the rows of the clients that own m, client by client: dense or CSR as in the store
+        offsets       (K+1,) int64 into these rows; length zero for a client that does not own m
+        checksums     (K,) uint32: CRC-32 of each client's rows, since a rank does not read the whole HDF5 dataset
 
-A chunk is about half a client (16 kB to 1 MB), so a client touches few chunks and reads little beside its own rows.
-There is nothing per client but rows, so thousands of clients cost nothing extra.
+A chunk holds about half a client (16 kB to 1 MB), so a client reads few chunks and little beyond its own rows. There
+are no HDF5 objects per client, so thousands of clients have no extra cost.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from mfedpba_mpi.data.store import (
     FeatureStore,
     Values,
     checksum_rows,
+    decode_text,
+    encode_text,
     get,
     get_rows,
     member,
-    plain,
     put,
     put_rows,
     reading,
     replacing,
-    text,
 )
 from mfedpba_mpi.errors import UserError
 
 FORMAT, VERSION = "mfedpba-shards", 2
 SMALLEST_CHUNK, LARGEST_CHUNK = 2**14, 2**20
-REMEDY = "delete it, the next run makes it again"
+REMEDY = "delete it, the next run recreates it"
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What client k holds: n rows, training rows first; `values` is float32 (n, width) for each m in M_k."""
+    """The n samples of one client, training rows first; `values` maps each m in M_k to float32 (n, width)."""
 
     labels: np.ndarray
     n_train: int
@@ -57,7 +57,7 @@ class ClientData:
 
 
 def write_shards(path: Path, store: FeatureStore, partition: Partition, key: str) -> None:
-    """Deal the values of `store` out, with one modality in memory at a time; all or nothing."""
+    """Write the shards of a store and a partition, one modality in memory at a time; on an error no file is left."""
     rows = [np.concatenate(pair) for pair in zip(partition.train, partition.test, strict=True)]
     sizes = np.array([len(r) for r in rows])
     owned = np.zeros((len(rows), len(store.info.modalities)), bool)
@@ -65,7 +65,7 @@ def write_shards(path: Path, store: FeatureStore, partition: Partition, key: str
         owned[k, list(own)] = True
     order = np.concatenate(rows).astype(np.int64)
     with replacing(Path(path), FORMAT, VERSION) as file:
-        file.attrs.update(key=text(key), classes=store.info.classes)
+        file.attrs.update(key=encode_text(key), classes=store.info.classes)
         small = {
             "offsets": _offsets(sizes),
             "train": np.array([len(t) for t in partition.train], np.int64),
@@ -91,36 +91,36 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
 
 
 def read_clients(path: Path, clients: Iterable[int]) -> list[ClientData]:
-    """The data of some clients, with one opening of the file; any number of processes may do so at once."""
+    """Read the data of some clients, opening the file once; several processes may read at the same time."""
     with reading(path, FORMAT, VERSION, REMEDY) as file:
         offsets, train, owned = (get(file, name) for name in ("offsets", "train", "owned"))
         labels = get(file, "labels")
-        parts = {m: _Rows(member(file, f"modalities/{m}")) for m in np.flatnonzero(owned.any(axis=0)).tolist()}
+        parts = {m: _ModalityRows(member(file, f"modalities/{m}")) for m in np.flatnonzero(owned.any(axis=0)).tolist()}
         return [
             ClientData(
                 labels[offsets[k] : offsets[k + 1]],
                 int(train[k]),
-                {m: parts[m].of(k) for m in np.flatnonzero(owned[k]).tolist()},
+                {m: parts[m].client(k) for m in np.flatnonzero(owned[k]).tolist()},
             )
             for k in clients
         ]
 
 
-class _Rows:
-    """The rows of one modality, client by client."""
+class _ModalityRows:
+    """Reads the rows of one modality by client."""
 
     def __init__(self, group: h5py.Group) -> None:
         self._group, self._offsets, self._checksums = group, get(group, "offsets"), get(group, "checksums")
 
-    def of(self, k: int) -> Values:
+    def client(self, k: int) -> Values:
         values = get_rows(self._group, self._offsets[k], self._offsets[k + 1])
         if checksum_rows(values) != self._checksums[k]:
-            raise ValueError(f"client {k} has other values than were written")
+            raise ValueError(f"wrong checksum of client {k}")
         return values.astype(np.float32, copy=False)
 
 
 def read_partition(path: Path) -> Partition:
-    """The partition that the file was made with."""
+    """Read the partition of the shards."""
     with reading(path, FORMAT, VERSION, REMEDY) as file:
         offsets, train, owned, rows = (get(file, name) for name in ("offsets", "train", "owned", "rows"))
     middle = offsets[:-1] + train
@@ -133,9 +133,9 @@ def read_partition(path: Path) -> Partition:
 
 
 def has_shards(path: Path, key: str) -> bool:
-    """Whether a readable file made under this key is there."""
+    """Whether `path` is a readable shards file with this key."""
     try:
         with reading(path, FORMAT, VERSION, REMEDY) as file:
-            return plain(file.attrs["key"]) == key
+            return decode_text(file.attrs["key"]) == key
     except UserError:
         return False

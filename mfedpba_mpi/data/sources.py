@@ -1,4 +1,4 @@
-"""From a dataset's name to its store: the real file where there is one, else the synthetic stand-in."""
+"""Find the store of a dataset by name: the real file if there is one, else the synthetic stand-in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def describe(config: RunConfig, data_dir: Path) -> Dataset:
-    """The shape of a run's dataset, without making anything; a UserError if there is none, or it is not allowed."""
+    """Return the shape of a run's dataset without creating files; UserError if it is unknown or not allowed."""
     if config.dataset == "synthetic":
         from mfedpba_mpi.data.synthetic import free_form
 
@@ -28,7 +28,8 @@ def describe(config: RunConfig, data_dir: Path) -> Dataset:
         return free_form(config.samples or 0, config.classes or 0, config.dims or ())
     path = locate(config.dataset, data_dir)
     if path and not _is_stand_in(config, path):
-        store = _as_registered(config, FeatureStore(path))
+        store = FeatureStore(path)
+        _check_registered(config, store)
         _check_origin(config, store.origin, data_dir)
         return store.info
     if config.dataset in LOADERS:
@@ -53,12 +54,12 @@ def resolve(config: RunConfig, data_dir: Path) -> RunConfig:
 
 
 def _check_origin(config: RunConfig, origin: str, data_dir: Path) -> None:
-    """Refuse synthetic data where the run must not have any."""
+    """Raise a UserError if the data are synthetic and the run does not allow that."""
     if origin == "synthetic" and not config.allow_synthetic:
-        place = data_dir.resolve()
-        missing = config.dataset in CATALOG and not (place / f"{config.dataset}.h5").exists()
-        what = f"there is no {config.dataset}.h5 in {place}" if missing else f"{config.dataset} is synthetic"
-        fix = "import the real data (`mfedpba-mpi data import`), or name their --data-dir; " if missing else ""
+        directory = data_dir.resolve()
+        missing = config.dataset in CATALOG and not (directory / f"{config.dataset}.h5").exists()
+        what = f"there is no {config.dataset}.h5 in {directory}" if missing else f"{config.dataset} is synthetic"
+        fix = "import the real data (`mfedpba-mpi data import`), or give its --data-dir; " if missing else ""
         raise UserError(
             f"dataset: {what}, and synthetic data are not allowed here; {fix}--allow-synthetic (in a study --set "
             "allow_synthetic=true) runs on synthetic data instead"
@@ -66,7 +67,7 @@ def _check_origin(config: RunConfig, origin: str, data_dir: Path) -> None:
 
 
 def is_synthetic(config: RunConfig, data_dir: Path) -> bool:
-    """Whether a run would be on synthetic data."""
+    """Whether a run would use synthetic data."""
     path = locate(config.dataset, data_dir) if config.dataset != "synthetic" else None
     if path is None and config.dataset in LOADERS:
         return LOADERS[config.dataset][2] == "synthetic"
@@ -74,18 +75,18 @@ def is_synthetic(config: RunConfig, data_dir: Path) -> bool:
 
 
 def find_store(config: RunConfig, data_dir: Path) -> FeatureStore | None:
-    """The store that is there for a run's dataset, real or synthetic; None if it would have to be made."""
+    """Return the existing store of a run's dataset, real or synthetic, or None."""
     if config.dataset == "synthetic":
         from mfedpba_mpi.data.synthetic import cache_name
 
-        made = data_dir / "synthetic" / f"{cache_name(describe(config, data_dir))}.h5"
-        return FeatureStore(made) if made.is_file() else None
+        cached = data_dir / "synthetic" / f"{cache_name(describe(config, data_dir))}.h5"
+        return FeatureStore(cached) if cached.is_file() else None
     path = locate(config.dataset, data_dir)
     return FeatureStore(path) if path else None
 
 
 def open_dataset(config: RunConfig, data_dir: Path, scratch: Scratch | None = None) -> FeatureStore:
-    """The store of a run's dataset; a stand-in is made, once, where the real one is not there."""
+    """Open the store of a run's dataset; without a real one, create a registered dataset or a synthetic stand-in."""
     path = locate(config.dataset, data_dir) if config.dataset != "synthetic" else None
     if path is None and config.dataset in LOADERS:
         path = make_registered(config.dataset, data_dir)
@@ -98,15 +99,15 @@ def open_dataset(config: RunConfig, data_dir: Path, scratch: Scratch | None = No
         now, then = _source_sha256(LOADERS[config.dataset][1]), store.provenance.get("source_sha256")
         if now and then and now != then:
             warnings.warn(
-                f"{path} was stored by an earlier version of the file that registers {config.dataset}; if its values "
-                "have changed, delete it to have it made again",
+                f"{path} was created by an earlier version of the file that registers {config.dataset}; if the values "
+                "have changed, delete it, the next run recreates it",
                 stacklevel=2,
             )
     return store
 
 
 def make_registered(name: str, data_dir: Path) -> Path:
-    """Store a dataset of `register_dataset`."""
+    """Call the loader of a dataset registered by `register_dataset` and write its store."""
     info, loader, origin = LOADERS[name]
     path = data_dir / f"{name}.h5"
     labels, values = loader()
@@ -116,21 +117,21 @@ def make_registered(name: str, data_dir: Path) -> Path:
 
 
 def _source_sha256(loader: Loader) -> str:
-    """SHA-256 of the file that a loader is in; empty where there is none, as in a notebook."""
+    """Return the SHA-256 of the loader's source file; empty if there is none, as in a notebook."""
     file = getattr(sys.modules.get(loader.__module__), "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
-def _as_registered(config: RunConfig, store: FeatureStore) -> FeatureStore:
-    """The store; a UserError where a dataset of its name is registered with another shape."""
+def _check_registered(config: RunConfig, store: FeatureStore) -> None:
+    """Raise a UserError if a dataset of this name is registered with another shape."""
     registered, *_ = LOADERS.get(config.dataset, (store.info,))
     if replace(registered, note=store.info.note) != store.info:
         raise UserError(
-            f"{store.path} has another shape than the registered {config.dataset}; delete it to have it made again"
+            f"{store.path} differs in shape from the registered dataset {config.dataset}; delete it, the next run "
+            "recreates it"
         )
-    return store
 
 
 def _is_stand_in(config: RunConfig, path: Path) -> bool:
-    """Whether `path` is a stand-in for a catalog entry, to be made again if today's program would make another."""
+    """Whether `path` is the stand-in of a catalog entry, to be recreated if the generator has changed."""
     return config.dataset in CATALOG and path.parent.name == "synthetic"

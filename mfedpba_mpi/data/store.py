@@ -6,14 +6,14 @@
                       "synthetic"), fingerprint (SHA-256 of header, labels and values)
     /labels           (N,) int64, 0..C-1
     /class_names      (C,) UTF-8, optional
-    /provenance       attributes, all text: where the values come from
+    /provenance       attributes, all text: origin of the values
     /modalities/m     m = 0..M-1, attributes name, type (I, L, A, T), width
         dense:        values (N, width), float16 or float32
         sparse (CSR): data (nnz,) float32, indices (nnz,) int32, indptr (N+1,) int64
 
-Values are uncompressed and chunked by rows. Every chunk carries the Fletcher32 checksum and, since that does not see a
-chunk that has become all zeros, every dataset CRC-32 as the attribute crc32; so damage is an error and never a wrong
-number. A file is written aside and moved into place, so it is there completely or not at all.
+Values are uncompressed and chunked by rows. Every chunk has a Fletcher32 checksum. Fletcher32 misses a chunk of zeros,
+so every dataset also has its CRC-32 in the attribute crc32: damage raises an error and never yields wrong numbers. A
+file is written under a temporary name and then renamed, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ FORMAT, VERSION = "mfedpba-features", 1
 CHUNK_BYTES = 2**18
 Values: TypeAlias = np.ndarray | csr_matrix
 
-# Locks only get in the way: files are written aside, and many ranks read at once, often on file systems without locks.
+# No file locks: files are never modified in place, and many ranks read at once, often on file systems without locks.
 _NO_LOCK = {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 12, 1) else {}
 
 
 @contextmanager
 def replacing(path: Path, format: str, version: int) -> Iterator[h5py.File]:
-    """A new file of a format, moved to `path` only when it is complete and on disk."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")  # see guard for the number
+    """Open a new file of a format under a temporary name, and rename it to `path` once it is complete and on disk."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")  # guard.py finds it by the pid
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(aside, "w", libver=("v110", "v110"), **_NO_LOCK) as file:  # v110 checksums the metadata
-            file.attrs.update(format=text(format), version=version)
+            file.attrs.update(format=encode_text(format), version=version)
             yield file
         with open(aside, "rb+") as done:
             os.fsync(done.fileno())
@@ -58,12 +58,12 @@ def replacing(path: Path, format: str, version: int) -> Iterator[h5py.File]:
         with suppress(OSError):
             aside.unlink()
         if isinstance(error, (OSError, RuntimeError)):
-            raise UserError(f"cannot write {path}: {error}; is there room, and may you write there?") from error
+            raise UserError(f"cannot write {path}: {error}; check free space and permissions") from error
         raise
 
 
 def open_file(path: Path) -> h5py.File:
-    """An existing HDF5 file, read-only."""
+    """Open an existing HDF5 file read-only."""
     return h5py.File(path, "r", **_NO_LOCK)
 
 
@@ -71,43 +71,46 @@ def open_file(path: Path) -> h5py.File:
 def reading(
     path: Path, format: str | None, version: int | None, remedy: str, opener: Callable[[Path], h5py.File] = open_file
 ) -> Iterator[h5py.File]:
-    """An existing file, read-only; whatever is wrong with it becomes a UserError that ends with the remedy."""
+    """Open an existing file read-only; any error in the block becomes a UserError that ends with the remedy.
+
+    Without `format`, any HDF5 file is accepted.
+    """
     try:
         with opener(path) as file:
-            if format and plain(file.attrs.get("format")) != format:
-                raise UserError(f"{path} is HDF5, but not of the format {format}; {remedy}")
+            if format and decode_text(file.attrs.get("format")) != format:
+                raise UserError(f"{path} is an HDF5 file, but not in the format {format}; {remedy}")
             if format and file.attrs["version"] != version:
                 found = file.attrs["version"]
-                raise UserError(f"{path} has version {found} of its format, this program reads {version}; {remedy}")
+                raise UserError(f"{path} has format version {found}, this program reads version {version}; {remedy}")
             yield file
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; {remedy}") from None
     except (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError) as error:
         reason = printable(str(error)) or type(error).__name__
-        raise UserError(f"{path} cannot be read: not HDF5, damaged or cut short ({reason}); {remedy}") from error
+        raise UserError(f"cannot read {path}: not HDF5, damaged or truncated ({reason}); {remedy}") from error
 
 
-def text(value: str) -> np.bytes_:
-    """Text as a fixed-length attribute, which lies inside the checksummed header."""
+def encode_text(value: str) -> np.bytes_:
+    """Encode text as a fixed-length attribute, which HDF5 stores inside the checksummed header."""
     return np.bytes_(value.encode() or b"\0")
 
 
-def plain(value: object) -> str:
-    """The text of an attribute, of fixed or variable length, fit to be shown."""
+def decode_text(value: object) -> str:
+    """Decode the text of an attribute of fixed or variable length, with control characters removed."""
     return printable(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
 
 
 def member(group: h5py.Group, name: str | h5py.Reference) -> h5py.Dataset | h5py.Group:
-    """An item of a group; a ValueError where it, or its values, lie in another file, which HDF5 would open unasked."""
+    """Return an item of a group; raise a ValueError if it is stored in another file, which HDF5 would open silently."""
     item = group[name]
     elsewhere = h5py.h5f.get_name(item.id) != h5py.h5f.get_name(group.id)
     if elsewhere or (isinstance(item, h5py.Dataset) and (item.is_virtual or item.external)):
-        raise ValueError(f"{name} leads to another file")
+        raise ValueError(f"{name} is a link to another file")
     return item
 
 
 def put(group: h5py.Group, name: str, array: np.ndarray, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Write `array` in chunks of whole rows with a checksum each; an empty one has no chunks."""
+    """Write `array` in chunks of whole rows, each with a checksum; an empty array is not chunked."""
     layout: dict[str, object] = {}
     if array.size:
         rows = chunk_bytes // (array.nbytes // len(array))
@@ -116,17 +119,17 @@ def put(group: h5py.Group, name: str, array: np.ndarray, chunk_bytes: int = CHUN
 
 
 def get(group: h5py.Group, name: str) -> np.ndarray:
-    """All of a dataset; a ValueError where it is not what was written."""
+    """Read a whole dataset; raise a ValueError if its checksum is wrong."""
     item = member(group, name)
     values = item[()]
     total = checksum(values)
-    if item.attrs.get("crc32", total) != total:  # the first stores did not have it
-        raise ValueError(f"{name} has other values than were written")
+    if item.attrs.get("crc32", total) != total:  # early stores have no crc32
+        raise ValueError(f"wrong checksum of {name}")
     return values
 
 
 def checksum(*arrays: np.ndarray) -> np.uint32:
-    """CRC-32 of the values of some arrays, one after the other."""
+    """Return the CRC-32 of the concatenated bytes of the arrays."""
     total = 0
     for array in arrays:
         total = zlib.crc32(np.ascontiguousarray(array).data, total)
@@ -134,7 +137,7 @@ def checksum(*arrays: np.ndarray) -> np.uint32:
 
 
 def checksum_rows(values: Values) -> np.uint32:
-    """The checksum of some rows of a modality, wherever they lie."""
+    """Return the checksum of rows of a modality; it does not depend on their position in the file."""
     if isinstance(values, np.ndarray):
         return checksum(values)
     return checksum(values.data, values.indices.astype(np.int32), values.indptr.astype(np.int64))
@@ -152,7 +155,7 @@ def put_rows(group: h5py.Group, values: Values, chunk_bytes: int = CHUNK_BYTES) 
 
 
 def get_rows(group: h5py.Group, start: int, stop: int) -> Values:
-    """Rows start..stop-1 of a modality; touches only the chunks they lie in, so that nobody checks `crc32`."""
+    """Read rows start..stop-1 of a modality, only the chunks that contain them; `crc32` is therefore not checked."""
     if "values" in group:
         return member(group, "values")[start:stop]
     indptr = member(group, "indptr")[start : stop + 1]
@@ -161,7 +164,7 @@ def get_rows(group: h5py.Group, start: int, stop: int) -> Values:
 
 
 def get_all_rows(group: h5py.Group) -> Values:
-    """All rows of a modality."""
+    """Read all rows of a modality."""
     if "values" in group:
         return get(group, "values")
     return _csr(group, get(group, "data"), get(group, "indices"), get(group, "indptr"))
@@ -169,19 +172,19 @@ def get_all_rows(group: h5py.Group) -> Values:
 
 def _csr(group: h5py.Group, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray) -> csr_matrix:
     values = csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, int(group.attrs["width"])))
-    values.check_format(full_check=True)  # before an index out of range crashes something
+    values.check_format(full_check=True)  # an index out of range would crash scipy
     return values
 
 
-def _checked(info: Dataset, m: int, values: Values) -> Values:
-    """The values of modality m as they are stored, or a UserError."""
+def _validate_values(info: Dataset, m: int, values: Values) -> Values:
+    """Return the values of modality m in the stored type, or raise a UserError."""
     modality = info.modalities[m]
     where = f"modality {modality.name} of {info.name}"
     if values.shape != (info.samples, modality.width):
         raise UserError(f"{where}: expected {info.samples} x {modality.width} values, got {values.shape}")
     if issparse(values) != modality.sparse:
         raise UserError(f"{where}: expected {'sparse' if modality.sparse else 'dense'} values, got the other kind")
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes inf, refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow becomes inf, which is refused below
         if not isinstance(values, np.ndarray):
             values = csr_matrix(values, dtype=np.float32, copy=True)
             values.sum_duplicates()
@@ -192,11 +195,11 @@ def _checked(info: Dataset, m: int, values: Values) -> Values:
     return values
 
 
-def _checked_labels(info: Dataset, labels: np.ndarray) -> np.ndarray:
+def _validate_labels(info: Dataset, labels: np.ndarray) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.shape != (info.samples,) or not np.issubdtype(labels.dtype, np.integer):
         kind = f"{labels.dtype} of shape {labels.shape}"
-        raise UserError(f"labels of {info.name}: expected {info.samples} whole numbers, got {kind}")
+        raise UserError(f"labels of {info.name}: expected {info.samples} integers, got {kind}")
     if info.samples == 0 or labels.min() < 0 or labels.max() >= info.classes:
         found = f"{labels.min()}..{labels.max()}" if info.samples else "none"
         raise UserError(f"labels of {info.name}: expected numbers in 0..{info.classes - 1}, got {found}")
@@ -212,45 +215,45 @@ def write_store(
     provenance: Mapping[str, str],
     class_names: Sequence[str] | None = None,
 ) -> None:
-    """Write a dataset, all or nothing.
+    """Write a dataset as a feature store; on an error no file is left.
 
     Parameters
     ----------
-    labels : (N,) whole numbers in 0..C-1.
-    values : (N, width) of each modality, as `info` says; float16 and float32 are kept, others become float32.
+    labels : (N,) integers in 0..C-1.
+    values : (N, width) array or CSR matrix per modality of `info`; float16 and float32 are kept, others become float32.
     origin : ``real`` or ``synthetic``.
-    provenance : where the values come from, free text by keyword.
+    provenance : origin of the values, as free text by keyword.
     """
     if origin not in ("real", "synthetic"):
         raise UserError(f"origin of {info.name}: '{origin}' is neither real nor synthetic")
     if len(values) != len(info.modalities):
-        raise UserError(f"{info.name}: values of modalities: expected {len(info.modalities)}, got {len(values)}")
+        raise UserError(f"{info.name}: expected values of {len(info.modalities)} modalities, got {len(values)}")
     if class_names is not None and len(class_names) != info.classes:
         raise UserError(f"{info.name}: expected {info.classes} class names, got {len(class_names)}")
-    labels = _checked_labels(info, labels)
+    labels = _validate_labels(info, labels)
     header = (info.name, info.classes, info.modalities, origin, tuple(class_names or ()))
     digest = hashlib.sha256(repr(header).encode())
     digest.update(labels.tobytes())
     with replacing(Path(path), FORMAT, VERSION) as file:
-        file.attrs.update(name=text(check_name(info.name)), note=text(info.note), classes=info.classes)
+        file.attrs.update(name=encode_text(check_name(info.name)), note=encode_text(info.note), classes=info.classes)
         put(file, "labels", labels)
         if class_names is not None:
             put(file, "class_names", np.array([name.encode() or b"\0" for name in class_names]))
-        file.create_group("provenance").attrs.update({key: text(value) for key, value in provenance.items()})
+        file.create_group("provenance").attrs.update({key: encode_text(value) for key, value in provenance.items()})
         for m, modality in enumerate(info.modalities):
             group = file.create_group(f"modalities/{m}")
-            group.attrs.update(name=text(modality.name), type=text(modality.type))
-            stored = _checked(info, m, values[m])
+            group.attrs.update(name=encode_text(modality.name), type=encode_text(modality.type))
+            stored = _validate_values(info, m, values[m])
             put_rows(group, stored)
             for name in ("data", "indices", "indptr") if modality.sparse else ("values",):
                 digest.update(group[name][()])
-        file.attrs.update(origin=text(origin), fingerprint=text(digest.hexdigest()))
+        file.attrs.update(origin=encode_text(origin), fingerprint=encode_text(digest.hexdigest()))
 
 
 class FeatureStore:
-    """A dataset on disk: the header is read at once, labels and values when asked for; nothing stays open."""
+    """A dataset on disk; the header is read at once, labels and values on request, and no file stays open."""
 
-    _remedy = "make it again with `mfedpba-mpi data import` or `mfedpba-mpi data synthesize`"
+    _remedy = "recreate it with `mfedpba-mpi data import` or `mfedpba-mpi data synthesize`"
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -259,27 +262,33 @@ class FeatureStore:
             samples, classes = len(member(file, "labels")), int(attrs["classes"])
             try:
                 modalities = tuple(self._modality(member(groups, str(m))) for m in range(len(groups)))
-                self.info = Dataset(plain(attrs["name"]), samples, classes, modalities, plain(attrs["note"]))
+                self.info = Dataset(
+                    decode_text(attrs["name"]), samples, classes, modalities, decode_text(attrs["note"])
+                )
             except UserError as error:
-                raise ValueError(error) from None  # `reading` names the file
-            if not NAME.fullmatch(self.info.name):  # it becomes part of file names
-                raise ValueError(f"its name is '{self.info.name}'")
-            self.origin = plain(attrs["origin"])
-            self.fingerprint = plain(attrs["fingerprint"])
-            self.provenance = {plain(key): plain(value) for key, value in member(file, "provenance").attrs.items()}
+                raise ValueError(error) from None  # `reading` adds the path
+            if not NAME.fullmatch(self.info.name):  # the name becomes part of file names
+                raise ValueError(f"invalid dataset name '{self.info.name}'")
+            self.origin = decode_text(attrs["origin"])
+            self.fingerprint = decode_text(attrs["fingerprint"])
+            self.provenance = {
+                decode_text(key): decode_text(value) for key, value in member(file, "provenance").attrs.items()
+            }
             names = get(file, "class_names") if "class_names" in file else None
-            self.class_names = None if names is None else tuple(plain(name) for name in names)
+            self.class_names = None if names is None else tuple(decode_text(name) for name in names)
 
     @staticmethod
     def _modality(group: h5py.Group) -> Modality:
         attrs = group.attrs
-        return Modality(plain(attrs["name"]), plain(attrs["type"]), int(attrs["width"]), "values" not in group)
+        return Modality(
+            decode_text(attrs["name"]), decode_text(attrs["type"]), int(attrs["width"]), "values" not in group
+        )
 
     def _reading(self) -> AbstractContextManager[h5py.File]:
         return reading(self.path, FORMAT, VERSION, self._remedy)
 
     def labels(self) -> np.ndarray:
-        """The class of every sample, (N,) int64."""
+        """Read the class of every sample, (N,) int64."""
         with self._reading() as file:
             labels = get(file, "labels")
             if labels.dtype != np.int64 or labels.min(initial=0) < 0 or labels.max(initial=0) >= self.info.classes:
@@ -287,16 +296,16 @@ class FeatureStore:
             return labels
 
     def modality(self, m: int) -> Values:
-        """All rows of modality m, (N, width): an array, or a CSR matrix where `info` says sparse."""
+        """Read modality m, (N, width), as an array, or as a CSR matrix for a sparse modality."""
         with self._reading() as file:
             values = get_all_rows(member(file, f"modalities/{m}"))
             if values.shape != (self.info.samples, self.info.modalities[m].width) or values.dtype.kind != "f":
-                raise ValueError(f"modality {m} is no matrix of {self.info.samples} rows")
+                raise ValueError(f"modality {m} is not a float matrix of {self.info.samples} rows")
             return values
 
 
 def locate(name: str, data_dir: Path) -> Path | None:
-    """Where the dataset is: a path ending in .h5 itself, else the real file, else the stand-in, else None."""
+    """Return the path of a dataset: `name` itself if it ends in .h5, else the real file, else the stand-in, or None."""
     if name.endswith(".h5"):
         candidates = [Path(name)]
     else:

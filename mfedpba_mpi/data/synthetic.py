@@ -1,18 +1,18 @@
-"""Synthetic stand-ins: datasets of exactly the catalog's shapes for who does not have the real ones, and free shapes.
+"""Synthetic data: stand-ins with the exact shapes of the catalog entries, and datasets of free shape.
 
-A sample i of class c has a latent vector, and modality m sees it with an error of its own::
+A sample i of class c has a latent vector, which modality m observes with its own error::
 
     z_i^m = mu_c + STYLE s_{c,j(i)} + noise (e_i + q_m e_i^m)
 
-where mu_c is the mean of the class, s_{c,j} one of its few styles, e_i varies from sample to sample but is the same in
-all modalities (so they agree on what is odd about a sample), e_i^m is the modality's own, and q_m says how bad it is.
-Dense modalities are a fixed random two-layer map of z plus noise on every feature. Sparse ones are texts: softmax(z) is
-the mixture of topics, every language has words of its own for them (Zipf), and counts are weighted by TF-IDF.
-Nothing here knows of any method. `noise` is the one knob that makes a dataset harder; RECIPES sets it so that a client
-of the m2 partition that trains alone is about as good as the paper's Local.
+where mu_c is the class mean, s_{c,j} one of a few styles of the class, e_i the sample's noise, shared by all modalities
+(so that modalities agree on which samples are atypical), e_i^m the modality's own noise, and q_m its scale. A dense
+modality is a fixed random two-layer map of z plus noise on every feature. A sparse modality is text: softmax(z) is the
+topic mixture, every language has its own words (Zipf-distributed) for each topic, and counts are weighted by TF-IDF.
+The generator does not depend on any method. `noise` alone sets the difficulty; RECIPES sets it so that a client of the
+m2 partition that trains alone is about as accurate as Local in the paper.
 
-Values are rounded to multiples of 1/1024, coarse enough to hide the last bits in which CPUs and BLAS libraries differ:
-the same seed gives the same dataset everywhere.
+Values are rounded to multiples of 1/1024. That hides the last bits, in which CPUs and BLAS libraries differ, so the
+same seed gives the same dataset on every machine.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from mfedpba_mpi.data.store import FeatureStore, Values, write_store
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.rng import generator
 
-REVISION = 1  # raise it with any change below but RECIPES; a cached file of another revision is made again
+REVISION = 1  # increase it with any change below except RECIPES; cached files of another revision are recreated
 STYLES, STYLE = 3, 0.5
 HIDDEN, SMOOTH, FEATURE_NOISE = 64, 5, 0.3
-TOKENS, TOPICAL, SHARPNESS = 90, 0.7, 2.0  # of a text: median length, share of words that are on a topic, softmax
+TOKENS, TOPICAL, SHARPNESS = 90, 0.7, 2.0  # of a text: median length, share of on-topic words, softmax scale
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How hard a dataset is: `noise` overall, `errors` q_m in turn; class sizes fall as rank^-skew."""
+    """Difficulty of a dataset: overall `noise`, `errors` q_m, latent dimension; class sizes fall as rank^-skew."""
 
     noise: float
     errors: tuple[float, ...]
@@ -59,12 +59,12 @@ RECIPES = {
 
 
 def free_form(samples: int, classes: int, dims: tuple[int, ...]) -> Dataset:
-    """A set of any shape, all dense; the types go round I, L, A, T, so that every extractor family has its turn."""
+    """Describe a dense dataset of any shape; modality types cycle through I, L, A, T to use all extractor families."""
     if samples < classes or classes < 2 or not dims or min(dims) < 1:
         raise UserError(
             f"synthetic: {count(samples, 'sample')}, {count(classes, 'class', 'classes')} and widths "
-            f"{','.join(map(str, dims)) or 'none'} make no dataset; at least 2 classes, one sample for each, and "
-            "widths of at least 1 are needed"
+            f"{','.join(map(str, dims)) or 'none'} are not a valid shape; give at least 2 classes, one sample for "
+            "each, and widths of at least 1"
         )
     types = list(TYPES)
     modalities = tuple(Modality(f"M{m + 1}", types[m % len(types)], width) for m, width in enumerate(dims))
@@ -72,7 +72,7 @@ def free_form(samples: int, classes: int, dims: tuple[int, ...]) -> Dataset:
 
 
 def synthesize(name_or_info: str | Dataset, seed: int = 0) -> tuple[Dataset, np.ndarray, list[Values]]:
-    """A dataset with the shape of a catalog entry or of any `Dataset`: (info, labels, values of each modality)."""
+    """Generate a dataset with the shape of a catalog entry or a `Dataset`: (info, labels, values of each modality)."""
     if isinstance(name_or_info, str) and name_or_info not in CATALOG:
         raise unknown("dataset", name_or_info, CATALOG)
     info = CATALOG[name_or_info] if isinstance(name_or_info, str) else name_or_info
@@ -93,7 +93,7 @@ def synthesize(name_or_info: str | Dataset, seed: int = 0) -> tuple[Dataset, np.
 
 
 def class_sizes(info: Dataset, skew: float) -> np.ndarray:
-    """(C,) samples of each class, at least one: proportional to rank^-skew, what is left to the largest fractions."""
+    """Return the class sizes (C,), each at least one, proportional to rank^-skew (largest-remainder rounding)."""
     share = np.arange(1, info.classes + 1) ** -skew
     exact = share / share.sum() * (info.samples - info.classes)
     sizes = np.floor(exact).astype(np.int64)
@@ -102,15 +102,15 @@ def class_sizes(info: Dataset, skew: float) -> np.ndarray:
 
 
 def _round(values: np.ndarray) -> np.ndarray:
-    """Multiples of 1/1024 as float32; overwrites its argument."""
+    """Round to multiples of 1/1024, as float32; overwrites its argument."""
     values *= 1024
     return np.rint(values, out=values).astype(np.float32) / np.float32(1024)
 
 
 def _dense(z: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
-    """(N, width) float32: a random two-layer map of the latent z, which sees some directions better than others.
+    """Map the latent z to (N, width) float32 features by a random two-layer network with unequal input scales.
 
-    Neighbouring features resemble each other, as bins and bands do, so that convolutions have something to find.
+    Neighbouring features are correlated, like histogram bins or frequency bands, so that convolutions are useful.
     """
     scale = rng.random(z.shape[1]) / z.std()
     hidden = np.tanh((z * scale) @ rng.standard_normal((z.shape[1], HIDDEN)))
@@ -121,14 +121,14 @@ def _dense(z: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _text(z: np.ndarray, width: int, rng: np.random.Generator) -> csr_matrix:
-    """(N, width) float32 CSR: TF-IDF of texts whose topics are mixed by softmax(z); never dense."""
+    """Generate texts with topic mixture softmax(z) and return their TF-IDF, (N, width) float32 CSR, never dense."""
     N, topics = z.shape
     mixture = np.cumsum(np.exp(SHARPNESS * (z - z.max(axis=1, keepdims=True))), axis=1)
-    mixture = mixture / mixture[:, -1:] + np.arange(N)[:, None]  # one increasing sequence over all texts
+    mixture = mixture / mixture[:, -1:] + np.arange(N)[:, None]  # one increasing sequence for searchsorted
     lengths = np.maximum(10, rng.lognormal(np.log(TOKENS), 0.3, N)).astype(np.int64)
     text = np.repeat(np.arange(N), lengths)
     topic = np.searchsorted(mixture.ravel(), text + rng.random(len(text))) - topics * text
-    topic[rng.random(len(text)) >= TOPICAL] = topics  # the topic of everyday words
+    topic[rng.random(len(text)) >= TOPICAL] = topics  # the extra topic of common words
     zipf = np.cumsum(1 / (np.arange(width) + 3.0))
     rank = np.searchsorted(zipf, zipf[-1] * rng.random(len(text)))
     vocabulary = rng.permuted(np.tile(np.arange(width), (topics + 1, 1)), axis=1)
@@ -140,20 +140,20 @@ def _text(z: np.ndarray, width: int, rng: np.random.Generator) -> csr_matrix:
 
 
 def cache_name(info: Dataset) -> str:
-    """The name of the stand-in's file; a free shape is part of it."""
+    """Return the file name of a stand-in, without suffix; it includes the shape if that is free."""
     if info.name in CATALOG:
         return info.name
     return f"{info.name}-n{info.samples}-c{info.classes}-d{'x'.join(str(m.width) for m in info.modalities)}"
 
 
 def write_synthetic(info: Dataset, path: Path, seed: int = 0) -> None:
-    """Make the stand-in and write it as a feature store."""
+    """Generate a synthetic dataset and write it as a feature store."""
     info, labels, values = synthesize(info, seed)
     write_store(path, info, labels, values, "synthetic", _provenance(info, seed))
 
 
 def ensure_synthetic(info: Dataset, scratch: Scratch) -> Path:
-    """The file of the stand-in, made where it is missing, unreadable, or from other constants than today's."""
+    """Return the path of the stand-in; create it if it is missing, unreadable, or made with other constants."""
 
     def is_fresh(path: Path) -> bool:
         try:
@@ -162,8 +162,8 @@ def ensure_synthetic(info: Dataset, scratch: Scratch) -> Path:
             return False
         return store.provenance == _provenance(info, 0) and store.info == info
 
-    path, there = scratch.find(f"synthetic/{cache_name(info)}.h5", is_fresh)
-    if not there:
+    path, exists = scratch.find(f"synthetic/{cache_name(info)}.h5", is_fresh)
+    if not exists:
         write_synthetic(info, path)
     return path
 

@@ -13,7 +13,7 @@ from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.config.run_config import MIN_SAMPLES, RunConfig
 from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.partition import REVISION, Partition, make_partition
-from mfedpba_mpi.data.partition_file import deal_from_file
+from mfedpba_mpi.data.partition_file import load_partition
 from mfedpba_mpi.data.scratch import Scratch
 from mfedpba_mpi.data.shards import has_shards, read_partition, write_shards
 from mfedpba_mpi.data.sources import open_dataset
@@ -64,7 +64,7 @@ def _ensure_shards(config: RunConfig, store: FeatureStore, scratch: Scratch, log
 def draw_partition(config: RunConfig, info: Dataset, labels: np.ndarray) -> Partition:
     """The partition of the samples with these labels: drawn, or read from the partition file."""
     if config.partition_file:
-        return deal_from_file(config.partition_file, info, labels, config.seed, config.validation)
+        return load_partition(config.partition_file, info, labels, config.seed, config.validation)
     return make_partition(
         labels, len(info.modalities), config.clients, config.partition, config.alpha, config.seed, MIN_SAMPLES,
         config.validation,

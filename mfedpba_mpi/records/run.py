@@ -118,7 +118,7 @@ class Run:
 
     def as_partition(self) -> Partition:
         """The run's partition, to save it or use it in other runs. Its test rows are those of the accuracies."""
-        return Partition.of_log(self.partition, self.attributes["modalities"])
+        return Partition.from_arrays(self.partition, self.attributes["modalities"])
 
     def predictions(self) -> pd.DataFrame:
         """A data frame with one row per test item of the last round: true and predicted class."""

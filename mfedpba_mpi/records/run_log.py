@@ -89,7 +89,7 @@ class RunLog(Observer):
         if start.log:
             # the configuration can differ in the number of rounds only
             file.attrs.update(config=start.problem.config.to_json(), status=RUNNING)
-            file.attrs["plugins"] = plugins.recorded(before=file.attrs.get("plugins", "[]"))
+            file.attrs["plugins"] = plugins.to_json(default=file.attrs.get("plugins", "[]"))
             resumed = {
                 "round": start.finished, "ranks": start.environment["ranks"], "hosts": start.environment["hosts"],
                 "devices": start.environment["devices"], "started": time.strftime(TIME),
@@ -116,7 +116,7 @@ class RunLog(Observer):
             started=time.strftime(TIME), ranks=start.environment["ranks"],
             mpi=start.environment["mpi"], hosts=json.dumps(start.environment["hosts"]),
             modalities=json.dumps([m.name for m in start.store.info.modalities]), classes=start.store.info.classes,
-            seconds_setup=start.seconds, resumed="[]", plugins=plugins.recorded(),
+            seconds_setup=start.seconds, resumed="[]", plugins=plugins.to_json(),
         )  # fmt: skip
         _write_partition(file.create_group("partition"), start)
         file.create_group("rounds")

@@ -1,4 +1,4 @@
-"""One start of the instrumented command: its processes, where they are, signals to them, and their end."""
+"""One execution of the instrumented command: tracks its processes, sends them signals, and waits for their end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 from tests.chaos.board import Board
 
 ROOT = Path(__file__).parents[2]
-LONGEST = 150.0  # seconds that an attempt may last in which nothing is wrong
+TIMEOUT = 150.0  # seconds for an attempt without a fault
 
 
 class Stuck(Exception):
-    """Processes did not end in time; they have been killed."""
+    """Processes did not end in time and were killed."""
 
 
 class Attempt:
@@ -29,11 +29,11 @@ class Attempt:
 
     Parameters
     ----------
-    args : of ``mfedpba-mpi``.
-    ranks : 1: without mpirun.
-    scratch : a new directory for its boards.
-    plan : orders to its processes, see `instrumented`.
-    mitigating : with Open MPI's failure mitigation.
+    args : arguments of ``mfedpba-mpi``.
+    ranks : number of ranks; 1 runs without mpirun.
+    scratch : new directory for the boards of its processes.
+    plan : instructions for its processes, see `instrumented`.
+    mitigating : whether to enable Open MPI's failure mitigation (ULFM).
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class Attempt:
         line = [*launcher, sys.executable, "-m", "tests.chaos.instrumented", *map(str, args)]
         environment = os.environ | {
             "CHAOS_BOARDS": str(scratch), "CHAOS_PLAN": json.dumps(plan),
-            "TMPDIR": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch),  # what a killed launcher leaves
+            "TMPDIR": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch),  # left by a killed launcher
         }  # fmt: skip
         self._output = open(scratch / "output", "w+b")  # noqa: SIM115
-        pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=self._output)  # limits of files are not for it
+        pipe = subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, stdout=self._output
+        )  # a separate process, because of file size limits
         self._pipe = pipe
         self.process = subprocess.Popen(
             line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=pipe.stdin, stderr=subprocess.STDOUT,
@@ -61,8 +63,8 @@ class Attempt:
         self.boards: dict[int, Board] = {}
         self._handles: dict[int, int] = {}
 
-    def look(self) -> None:
-        """Find processes that have just begun."""
+    def find_processes(self) -> None:
+        """Find the boards and processes of newly started ranks."""
         for rank in range(self.ranks):
             if rank not in self.boards and (self._scratch / f"rank-{rank}").exists():
                 board = Board(self._scratch / f"rank-{rank}")
@@ -72,44 +74,44 @@ class Attempt:
 
     @property
     def alive(self) -> bool:
-        """Whether the command (the launcher, where there is one) has not ended."""
+        """Whether the command (the launcher, if there is one) is running."""
         return self.process.poll() is None
 
     @property
     def round(self) -> int:
-        """The round that the foremost rank is in."""
+        """The largest current round of all ranks."""
         return max((board["round"] for board in self.boards.values()), default=0)
 
-    def wait_until(self, there: Callable[[], bool], longest: float = LONGEST) -> bool:
-        """Wait until something is so; False where the command ended before. Processes are looked at all the time."""
-        until = time.monotonic() + longest
+    def wait_until(self, condition: Callable[[], bool], timeout: float = TIMEOUT) -> bool:
+        """Wait until the condition holds, watching for new processes; return False if the command ends before."""
+        deadline = time.monotonic() + timeout
         while self.alive:
-            self.look()
-            if there():
+            self.find_processes()
+            if condition():
                 return True
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self.kill()
-                raise Stuck(f"nothing happened for {longest:.0f} s")
+                raise Stuck(f"timed out after {timeout:.0f} s")
             time.sleep(2e-3)
         return False
 
     def send(self, number: signal.Signals, rank: int) -> None:
-        """A signal to a rank, if it lives."""
+        """Send a signal to a rank if it is running."""
         if rank in self._handles:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handles[rank], number)
 
     def send_launcher(self, number: signal.Signals) -> None:
-        """A signal to the command itself, if it lives."""
+        """Send a signal to the command (launcher) if it is running."""
         self.process.send_signal(number)
 
     def release(self) -> None:
-        """Let a held process go on."""
+        """Release held processes."""
         for board in self.boards.values():
             board["release"] = 1
 
-    def _living(self) -> list[int]:
-        """The ranks that have not ended."""
+    def _running_ranks(self) -> list[int]:
+        """Return the ranks that have not ended."""
         if not self._handles:
             return []
         poll = select.poll()
@@ -118,24 +120,24 @@ class Attempt:
         ended = {handle for handle, _ in poll.poll(0)}
         return [rank for rank, handle in self._handles.items() if handle not in ended]
 
-    def finish(self, longest: float, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """Wait for the end of all processes; the seconds that took."""
+    def finish(self, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> float:
+        """Wait until all processes have ended, calling `meanwhile` repeatedly; return the seconds it took."""
         began = time.monotonic()
-        while self.alive or self._living():
-            self.look()
+        while self.alive or self._running_ranks():
+            self.find_processes()
             meanwhile()
             seconds = time.monotonic() - began
-            if seconds > longest:
-                where = {rank: self.boards[rank].point for rank in self._living()}
+            if seconds > timeout:
+                points = {rank: self.boards[rank].point for rank in self._running_ranks()}
                 launcher = "the launcher and " if self.alive else ""
-                stacks = {rank: self._stack(rank) for rank in self._living()}
+                states = {rank: self._process_state(rank) for rank in self._running_ranks()}
                 self.kill()
-                raise Stuck(f"after {longest:.0f} s {launcher}ranks {where} had not ended {stacks}")
+                raise Stuck(f"after {timeout:.0f} s {launcher}ranks {points} had not ended {states}")
             time.sleep(5e-3)
         return time.monotonic() - began
 
-    def _stack(self, rank: int) -> str:
-        """What the system says of a process that does not end."""
+    def _process_state(self, rank: int) -> str:
+        """Return the kernel's state of a process that does not end."""
         pid = self.boards[rank]["pid"]
         with suppress(OSError):
             state = next(line for line in Path(f"/proc/{pid}/status").read_text().split("\n") if "State" in line)
@@ -143,15 +145,15 @@ class Attempt:
         return ""
 
     def kill(self) -> None:
-        """End what this attempt has started, by handle."""
-        self.look()
+        """Kill all processes of this attempt, by handle."""
+        self.find_processes()
         if self.alive:
             self.process.kill()
         for rank in self.boards:
             self.send(signal.SIGKILL, rank)
 
     def close(self) -> tuple[int, str]:
-        """(exit code, output); every process has ended, or is ended now."""
+        """Kill the remaining processes and return (exit code, output)."""
         self.kill()
         code = self.process.wait()
         self._pipe.wait(30)

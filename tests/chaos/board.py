@@ -1,4 +1,4 @@
-"""Where a process of a run is: a small file that it keeps up to date and that outlives it, with room for orders."""
+"""Boards: a small shared-memory file per process with its current point and round, which outlives the process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import struct
 from pathlib import Path
 
-# Who can be there: s the server's process, c the clients', m all of them, but only under MPI
+# Processes that pass the point: s the server's (rank 0), c the clients', m all, but only under MPI
 POINTS = {
-    "start": "sc",  # before the signals are listened to
+    "start": "sc",  # before the signal handlers are installed
     "importing": "sc",
     "set-up": "sc",
     "find checkpoint": "s",
@@ -38,7 +38,7 @@ _FIELDS = {name: 8 * i for i, name in enumerate(("pid", "point", "round", "held"
 
 
 class Board:
-    """The file of one process, seen from inside (`create`) or from outside."""
+    """The board of one process, opened by itself (`create`) or by the observer."""
 
     def __init__(self, path: Path, create: bool = False):
         if create:
@@ -60,10 +60,10 @@ class Board:
 
     @property
     def point(self) -> str:
-        """Where the process is, or was when it ended."""
+        """The current point of the process, or the last one before it ended."""
         return NAMES[self["point"]]
 
     @property
     def failed(self) -> str:
-        """Where an error of the operating system was first met, if one was."""
+        """The point of the first OSError, or an empty string."""
         return NAMES[self["failed"]] if self["failed"] else ""

@@ -1,4 +1,4 @@
-"""What can happen to a run: signals to one rank, to all or to the launcher, a full disk, damage, a second run."""
+"""Faults: signals to one rank, all ranks or the launcher, a full disk, damaged files, a second run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from tests.chaos.board import POINTS
 
-HARD = ("kill", "segv", "freeze", "impatient")  # the run cannot see them coming
-POLITE = {"usr1": signal.SIGUSR1, "term": signal.SIGTERM, "int": signal.SIGINT, "twice": signal.SIGINT}
-FULL = ("limit", "fill")  # no space: RLIMIT_FSIZE, a full tmpfs
-# lost: a rank dies and the others go on; damage: of files, after a hard or polite end; pause: stopped and continued
-KINDS = (*HARD, *POLITE, *FULL, "damage", "lost", "second", "pause")
+ABRUPT = ("kill", "segv", "freeze", "impatient")  # end without a chance to clean up
+GRACEFUL = {"usr1": signal.SIGUSR1, "term": signal.SIGTERM, "int": signal.SIGINT, "twice": signal.SIGINT}
+NO_SPACE = ("limit", "fill")  # RLIMIT_FSIZE, a full tmpfs
+# lost: a rank dies and the others continue; damage: of files, after a kill or SIGUSR1; second: another run in the same
+# directory; pause: SIGSTOP, then SIGCONT
+KINDS = (*ABRUPT, *GRACEFUL, *NO_SPACE, "damage", "lost", "second", "pause")
 _WEIGHTS = {"kill": 4, "usr1": 2, "term": 2, "limit": 2, "fill": 2, "damage": 3, "lost": 2}
 DECK = [kind for kind in KINDS for _ in range(_WEIGHTS.get(kind, 1))]
 BEFORE_MPI = ("start", "importing")
@@ -26,11 +27,11 @@ class Fault:
 
     Attributes
     ----------
-    victims : ranks; none: the launcher.
-    point : where the first victim (rank 0, for the launcher) is held; "": it is not.
-    round : of the moment at the earliest; 0: before round 1.
-    delay : seconds from then, where nobody is held.
-    size : bytes, of a limit.
+    victims : ranks; empty: the launcher.
+    point : point at which the first victim (rank 0 for the launcher) is held; "": it is not held.
+    round : earliest round; 0: before round 1.
+    delay : seconds after the start of that round, if no rank is held.
+    size : file size limit in bytes.
     """
 
     kind: str
@@ -46,32 +47,32 @@ class Fault:
 
     @property
     def plan(self) -> dict[str, object]:
-        """The orders for the processes."""
+        """The instructions for the instrumented processes."""
         if self.kind == "limit":
             return {"limit": {"ranks": list(self.victims), "round": self.round, "bytes": self.size}}
         return {"hold": {"rank": self.holder, "point": self.point, "round": self.round}} if self.point else {}
 
     def __str__(self) -> str:
-        whom = f"rank {','.join(map(str, self.victims))}" if self.victims else "mpirun"
+        target = f"rank {','.join(map(str, self.victims))}" if self.victims else "mpirun"
         if self.kind == "limit":
-            return f"{self.size} bytes a file for {whom} from round {self.round}"
+            return f"limit of {self.size} bytes per file for {target} from round {self.round}"
         moment = f"at '{self.point}'" if self.point else f"{self.delay:.2f} s after the start"
-        return f"{self.kind} of {whom} {moment} of round {self.round}"
+        return f"{self.kind} of {target} {moment} of round {self.round}"
 
 
 def draw(rng: random.Random, kind: str, point: str, ranks: int, last: int, rounds: int) -> Fault:
-    """A fault of a kind, at a point or, where that is "" or cannot be, at a random moment.
+    """Draw a fault of a kind at a point, or at a random moment if the point is "" or impossible.
 
     Parameters
     ----------
-    last : the round of the newest checkpoint.
-    rounds : in all.
+    last : round of the newest checkpoint.
+    rounds : total number of rounds.
     """
-    if (POINTS.get(point) == "m" and ranks == 1) or kind in FULL or (kind == "second" and point in EARLY):
+    if (POINTS.get(point) == "m" and ranks == 1) or kind in NO_SPACE or (kind == "second" and point in EARLY):
         point = ""
-    if kind == "lost" and point in BEFORE_MPI:  # nothing can outlive what MPI's own start waits for
+    if kind == "lost" and point in BEFORE_MPI:  # MPI's start-up needs all ranks
         point = ""
-    if last >= rounds:  # no round is left, only the end
+    if last >= rounds:  # all rounds are done
         point = rng.choice((*EARLY[2:], *LATE)) if kind != "second" else "leaving"
     victims = _victims(rng, kind, point, ranks)
     if point:
@@ -88,11 +89,11 @@ def draw(rng: random.Random, kind: str, point: str, ranks: int, last: int, round
 
 
 def _victims(rng: random.Random, kind: str, point: str, ranks: int) -> tuple[int, ...]:
-    who = POINTS.get(point, "sc")
-    able = [rank for rank in range(ranks) if ranks == 1 or who == "m" or ("s" if rank == 0 else "c") in who]
-    victim = rng.choice(able)
+    roles = POINTS.get(point, "sc")
+    eligible = [rank for rank in range(ranks) if ranks == 1 or roles == "m" or ("s" if rank == 0 else "c") in roles]
+    victim = rng.choice(eligible)
     dice = rng.random()
-    if ranks > 1 and dice < 0.15 and kind in ("kill", *POLITE):
+    if ranks > 1 and dice < 0.15 and kind in ("kill", *GRACEFUL):
         return ()
     if ranks > 1 and dice < 0.4 and kind not in ("lost", "second"):
         return victim, *(rank for rank in range(ranks) if rank != victim)

@@ -1,10 +1,10 @@
-"""``python -m tests.chaos.instrumented ARGS``: the command, which notes where it is (see `board`) and obeys orders.
+"""``python -m tests.chaos.instrumented ARGS``: the command, instrumented to record its point and follow a plan.
 
-Orders come in the environment: CHAOS_BOARDS, the directory of the boards, and CHAOS_PLAN, JSON:
+The environment has CHAOS_BOARDS, the directory of the boards (see `board`), and CHAOS_PLAN, JSON with
 
-* hold {rank, point, round}: the first time that this rank is at the point in this round or later, stay there until
-  released (a signal's handler still runs);
-* limit {ranks, round, bytes}: from the start of this round on, no file of these ranks can grow beyond so many bytes.
+* hold {rank, point, round}: the first time this rank reaches the point in this round or later, it waits there until
+  released (signal handlers still run);
+* limit {ranks, round, bytes}: from the start of this round, files of these ranks cannot grow beyond this size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BOARD = Board(Path(os.environ["CHAOS_BOARDS"]) / f"rank-{RANK}", create=True)
 
 @contextmanager
 def at(point: str, hold: bool = True) -> Iterator[None]:
-    """Be at a point; held at its beginning, if that is the order and `hold`."""
+    """Record that the process is at a point; with `hold`, wait at its beginning if the plan demands it."""
     before = BOARD["point"]
     BOARD["point"] = NAMES.index(point)
     try:
@@ -50,6 +50,7 @@ def at(point: str, hold: bool = True) -> Iterator[None]:
 
 
 def _hold(point: str) -> None:
+    """Wait until released, if the plan demands it at this point and round."""
     order = PLAN.get("hold")
     if not order or order["rank"] != RANK or order["point"] != point or BOARD["round"] < order["round"]:
         return
@@ -60,35 +61,35 @@ def _hold(point: str) -> None:
         time.sleep(1e-3)
 
 
-def around(owner: Any, name: str, point: str) -> None:
-    """Be at `point` during every call of ``owner.name``."""
+def record_calls(owner: Any, name: str, point: str) -> None:
+    """Patch ``owner.name`` to record `point` during every call."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
-    def noted(*args: Any, **settings: Any) -> Any:
+    def recorded(*args: Any, **settings: Any) -> Any:
         with at(point):
             return function(*args, **settings)
 
-    setattr(owner, name, noted)
+    setattr(owner, name, recorded)
 
 
 def _signals(module: ModuleType) -> None:
     listen = module.Stop.listen
 
-    def noted(self: Any) -> None:
+    def recorded(self: Any) -> None:
         listen(self)
         BOARD["point"] = NAMES.index("importing")
         _hold("importing")
 
-    module.Stop.listen = noted
+    module.Stop.listen = recorded
 
 
 def _loop(module: ModuleType) -> None:
-    around(module, "prepare", "set-up")
+    record_calls(module, "prepare", "set-up")
 
 
 def _round(module: ModuleType) -> None:
-    around(module, "_step", "server step")
+    record_calls(module, "_step", "server step")
     names = {
         "_restore": "restore",
         "_update": "training",
@@ -97,10 +98,10 @@ def _round(module: ModuleType) -> None:
         "end": "end",
     }
     for name, point in names.items():
-        around(module.Federation, name, point)
+        record_calls(module.Federation, name, point)
     work = module.Federation.round
 
-    def noted(self: Any, t: int) -> Any:
+    def recorded(self: Any, t: int) -> Any:
         BOARD["point"] = 0
         BOARD["round"] = t
         limit = PLAN.get("limit")
@@ -109,11 +110,11 @@ def _round(module: ModuleType) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit["bytes"], hard))
         return work(self, t)
 
-    module.Federation.round = noted
+    module.Federation.round = recorded
 
 
-class Halting(dict[str, Any]):
-    """Tensors that are written up to the middle, then held, then to the end."""
+class PausingTensors(dict[str, Any]):
+    """Tensors with a possible hold in the middle of writing them."""
 
     def __init__(self, tensors: dict[str, Any], point: str):
         super().__init__(tensors)
@@ -129,23 +130,23 @@ class Halting(dict[str, Any]):
 def _checkpoint(module: ModuleType) -> None:
     save = module._save
 
-    def noted(path: Path, tensors: dict[str, Any], metadata: Any) -> Any:
-        point = _written(path)
+    def recorded(path: Path, tensors: dict[str, Any], metadata: Any) -> Any:
+        point = _write_point(path)
         with at(point, hold=False):
-            return save(path, Halting(tensors, point), metadata)
+            return save(path, PausingTensors(tensors, point), metadata)
 
-    module._save = noted
-    around(module.Checkpoints, "newest", "find checkpoint")
-    around(module, "_describe", "file to disk")
+    module._save = recorded
+    record_calls(module.Checkpoints, "newest", "find checkpoint")
+    record_calls(module, "_describe", "file to disk")
 
 
 def _serial(module: ModuleType) -> None:
-    around(module.SerialComm, "finish", "leaving")
+    record_calls(module.SerialComm, "finish", "leaving")
 
 
 def _mpi(module: ModuleType) -> None:
-    around(module.MPIComm, "_wait", "waiting")
-    around(module.MPIComm, "finish", "leaving")
+    record_calls(module.MPIComm, "_wait", "waiting")
+    record_calls(module.MPIComm, "finish", "leaving")
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
@@ -159,7 +160,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
 
 
 class Patching(importlib.abc.MetaPathFinder):
-    """Patches modules when they are imported, so that everything is imported when it would be."""
+    """Patches modules when they are imported, which keeps the normal import order."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if name not in PATCHES:
@@ -177,8 +178,8 @@ class Patching(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _written(path: Path) -> str:
-    """The point at which this file is half written, if it is one of a run's."""
+def _write_point(path: Path) -> str:
+    """Return the point at which this file is half written, or "" if it is not a file of a run."""
     if path.name == ".run.h5.part":
         return "log half written"
     if path.name == "log.h5":
@@ -191,12 +192,12 @@ def _written(path: Path) -> str:
 
 
 def _patch_files() -> None:
-    """Files are written in two halves, and directories removed in two; moves have a before and an after."""
+    """Patch file functions: write files and remove directories in two steps; add points before and after moves."""
     write_bytes, write_text, rmtree = Path.write_bytes, Path.write_text, shutil.rmtree
     replace, rename, copyfile = os.replace, os.rename, shutil.copyfile
 
-    def noted_bytes(self: Path, data: Any) -> int:
-        point = _written(self)
+    def recorded_write_bytes(self: Path, data: Any) -> int:
+        point = _write_point(self)
         if not point:
             return write_bytes(self, data)
         data = bytes(data)
@@ -206,11 +207,13 @@ def _patch_files() -> None:
             _write(file.fileno(), data[len(data) // 2 :])
         return len(data)
 
-    def noted_text(self: Path, data: str, *args: Any, **settings: Any) -> int:
-        return noted_bytes(self, data.encode()) if _written(self) else write_text(self, data, *args, **settings)
+    def recorded_write_text(self: Path, data: str, *args: Any, **settings: Any) -> int:
+        if not _write_point(self):
+            return write_text(self, data, *args, **settings)
+        return recorded_write_bytes(self, data.encode())
 
-    def moved(function: Callable[..., None], what: str) -> Callable[..., None]:
-        def noted(source: Any, target: Any, **settings: Any) -> None:
+    def record_moves(function: Callable[..., None], what: str) -> Callable[..., None]:
+        def recorded(source: Any, target: Any, **settings: Any) -> None:
             name = Path(target).name
             if name != "run.h5" and not name.startswith("round-"):
                 return function(source, target, **settings)
@@ -219,14 +222,14 @@ def _patch_files() -> None:
             with at(f"{what} moved"):
                 return None
 
-        return noted
+        return recorded
 
-    def noted_copy(source: Any, target: Any, **settings: Any) -> Any:
-        return (
-            noted_bytes(Path(target), Path(source).read_bytes()) if _written(Path(target)) else copyfile(source, target)
-        )
+    def recorded_copy(source: Any, target: Any, **settings: Any) -> Any:
+        if not _write_point(Path(target)):
+            return copyfile(source, target)
+        return recorded_write_bytes(Path(target), Path(source).read_bytes())
 
-    def noted_rmtree(path: Any, *args: Any, **settings: Any) -> None:
+    def recorded_rmtree(path: Any, *args: Any, **settings: Any) -> None:
         if Path(path).name.startswith("round-"):
             with at("pruning", hold=False):
                 os.unlink(os.path.join(path, min(os.listdir(path))))
@@ -234,11 +237,11 @@ def _patch_files() -> None:
                 return rmtree(path, *args, **settings)
         return rmtree(path, *args, **settings)
 
-    Path.write_bytes = noted_bytes  # type: ignore[method-assign]
-    Path.write_text = noted_text  # type: ignore[method-assign]
-    os.replace, os.rename = moved(replace, "log"), moved(rename, "checkpoint")
-    shutil.copyfile = noted_copy  # type: ignore[assignment]
-    shutil.rmtree = noted_rmtree  # type: ignore[assignment]
+    Path.write_bytes = recorded_write_bytes  # type: ignore[method-assign]
+    Path.write_text = recorded_write_text  # type: ignore[method-assign]
+    os.replace, os.rename = record_moves(replace, "log"), record_moves(rename, "checkpoint")
+    shutil.copyfile = recorded_copy  # type: ignore[assignment]
+    shutil.rmtree = recorded_rmtree  # type: ignore[assignment]
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A few of the cases of ``python -m tests.chaos``, one for each way in which a run ends early."""
+"""A few cases of ``python -m tests.chaos``, one for each way in which a run ends early."""
 
 import shutil
 from pathlib import Path
@@ -28,15 +28,15 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(kind for kind, _ in value),
 )
-def test_a_run_survives(chaos: Chaos, setting: str, faults: list[tuple[str, str]]) -> None:
+def test_a_run_is_resumed_after_faults(chaos: Chaos, setting: str, faults: list[tuple[str, str]]) -> None:
     if faults[0][0] == "lost" and not mitigates():
-        pytest.skip("only Open MPI lets ranks outlive others")
+        pytest.skip("only with Open MPI can ranks continue after another rank dies")
     result = chaos.run(seed=1, number=0, only=setting, faults=faults)
-    assert not result.problems, (result.words, result.problems)
-    assert result.kinds, result.words
+    assert not result.problems, (result.history, result.problems)
+    assert result.kinds, result.history
 
 
-def test_a_process_that_ends_leaves_where_it_was(tmp_path: Path) -> None:
+def test_the_board_of_a_process_is_read_from_outside(tmp_path: Path) -> None:
     from tests.chaos.board import NAMES, Board
 
     inside, outside = Board(tmp_path / "rank-0", create=True), Board(tmp_path / "rank-0")

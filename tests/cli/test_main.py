@@ -115,7 +115,7 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
         (("ablate", "--dataset", "youtube", "--without", "rec"), "drop --without"),
         (("--dataset", "youtube", "--device", "cuda"), "sees no GPU"),
         (("--dataset", "broken.h5"), "broken.h5"),
-        (("--dataset", "foreign.h5"), "not of the format"),
+        (("--dataset", "foreign.h5"), "not in the format"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, words):
@@ -144,7 +144,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, wo
         (("study", "run", "scaling-weak", "--commands", "--part", ""), "part: '' is not of the form I/N"),
         (("study", "submit", "scaling-weak", "--dry-run", "--launcher", "'"), "names no program"),
         (("study", "submit", "scaling-weak", "--dry-run", "--at-once", "0"), "0 is not in the range"),
-        (("data", "synthesize", "synthetic", "--out", "."), "out: . is a directory; name a file in it"),
+        (("data", "synthesize", "synthetic", "--out", "."), "out: . is a directory; give a file"),
         (("data", "import", "mfeat", "--from", "x", "--out", ".", "--overwrite"), "out: . is a directory"),
     ],
     ids=" ".join,

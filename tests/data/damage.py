@@ -1,4 +1,4 @@
-"""Damage to HDF5 files that their own checksums do not see."""
+"""Damage to HDF5 files that HDF5's own checksums do not detect."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import h5py
 
 
 def zero_first_chunk(path: Path, name: str) -> None:
-    """Make the first chunk of a dataset zeros, whose Fletcher32 checksum is zero too."""
+    """Overwrite the first chunk of a dataset with zeros; their Fletcher32 checksum is zero too."""
     with h5py.File(path) as file:
         chunk = file[name].id.get_chunk_info(0)
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What may be a modality and a dataset."""
+"""Validation of modalities and datasets."""
 
 import pytest
 
@@ -9,27 +9,27 @@ GOOD = Modality("a", "I", 5)
 
 
 @pytest.mark.parametrize(
-    ("name", "type", "width", "words"),
+    ("name", "type", "width", "message"),
     [
         (
             "a",
             "X",
             5,
-            r"modality a: type 'X' is not known; choose from: I \(image\), L \(language\), A \(audio\), T \(",
+            r"modality a: unknown type 'X'; choose from: I \(image\), L \(language\), A \(audio\), T \(",
         ),
-        ("a", "", 5, "modality a: type '' is not known"),
+        ("a", "", 5, "modality a: unknown type ''"),
         ("a", "I", 0, "modality a: width 0 is out of range; allowed: >= 1"),
         ("a", "I", -3, "modality a: width -3 is out of range"),
-        ("", "I", 5, "modality: its name is empty"),
+        ("", "I", 5, "modality: the name is empty"),
     ],
 )
-def test_what_is_no_modality_is_refused(name, type, width, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_modalities_are_refused(name, type, width, message):
+    with pytest.raises(UserError, match=message):
         Modality(name, type, width)
 
 
 @pytest.mark.parametrize(
-    ("classes", "modalities", "words"),
+    ("classes", "modalities", "message"),
     [
         (3, (), "dataset toy has no modalities; give it at least one"),
         (3, (GOOD, Modality("b", "L", 4), GOOD), "dataset toy: two modalities have the same name: a, b, a; rename one"),
@@ -37,6 +37,6 @@ def test_what_is_no_modality_is_refused(name, type, width, words):
         (0, (GOOD,), "dataset toy: classes 0 is out of range"),
     ],
 )
-def test_what_is_no_dataset_is_refused(classes, modalities, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_datasets_are_refused(classes, modalities, message):
+    with pytest.raises(UserError, match=message):
         Dataset("toy", 10, classes, modalities)

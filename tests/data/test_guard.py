@@ -1,4 +1,4 @@
-"""What happens in the guarded child process is told by its parent, whatever it is."""
+"""The parent reports every way in which the run_guarded child process can end."""
 
 import faulthandler
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mfedpba_mpi.data.guard import guarded
+from mfedpba_mpi.data.guard import run_guarded
 from mfedpba_mpi.data.store import replacing
 from mfedpba_mpi.errors import RunError, UserError
 
@@ -23,64 +23,64 @@ def crash(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_the_work_is_done_in_another_process(tmp_path: Path) -> None:
+def test_the_work_runs_in_a_child_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    guarded(lambda: out.write_text(str(os.getppid())), SOURCE, out)
+    run_guarded(lambda: out.write_text(str(os.getppid())), SOURCE, out)
     assert out.read_text() == str(os.getpid())
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError])
-def test_an_error_is_raised_again_on_one_line(tmp_path: Path, kind: type[Exception]) -> None:
+def test_errors_are_re_raised_on_one_line(tmp_path: Path, kind: type[Exception]) -> None:
     def work() -> None:
         raise kind("x\x1b[2J is ü\nbroken")
 
     with pytest.raises(kind, match=r"^x \[2J is ü broken$"):
-        guarded(work, SOURCE, tmp_path / "out")
+        run_guarded(work, SOURCE, tmp_path / "out")
 
 
-def test_anything_else_leaves_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_exceptions_print_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="ZeroDivisionError: division by zero"):
-        guarded(lambda: 1 / 0, SOURCE, tmp_path / "out")
+        run_guarded(lambda: 1 / 0, SOURCE, tmp_path / "out")
     assert "Traceback" in capfd.readouterr().err
 
 
 def test_a_crash_names_the_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
-    other = tmp_path / ".out.h5.1-0123abcd.part"  # somebody else's
+    other = tmp_path / ".out.h5.1-0123abcd.part"  # of another process
     other.touch()
 
     def work() -> None:
         with replacing(out, "some format", 1):
             crash(signal.SIGSEGV)
 
-    with pytest.raises(UserError, match=r"^some\.mat cannot be read: it is damaged, .*SIGSEGV.*get it again$"):
-        guarded(work, SOURCE, out)
+    with pytest.raises(UserError, match=r"^cannot read some\.mat: damaged, .*SIGSEGV.*get the file again$"):
+        run_guarded(work, SOURCE, out)
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_a_crash_over_a_directory_says_that_it_is_one_of_its_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"^a file in {tmp_path} cannot be read"):
-        guarded(lambda: crash(signal.SIGABRT), tmp_path, tmp_path / "out")
+def test_a_crash_on_a_directory_blames_one_of_its_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^cannot read a file in {tmp_path}: damaged"):
+        run_guarded(lambda: crash(signal.SIGABRT), tmp_path, tmp_path / "out")
 
 
 def test_a_kill_is_not_blamed_on_the_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reading some\.mat was ended from outside \(SIGKILL\)"):
-        guarded(lambda: crash(signal.SIGKILL), SOURCE, tmp_path / "out")
+    with pytest.raises(UserError, match=r"the process reading some\.mat was killed \(SIGKILL\)"):
+        run_guarded(lambda: crash(signal.SIGKILL), SOURCE, tmp_path / "out")
 
 
-def test_more_memory_than_there_is_is_an_error_before_it_is_taken(tmp_path: Path) -> None:
+def test_requesting_more_than_the_free_memory_is_an_error(tmp_path: Path) -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with pytest.raises(UserError, match=r"some\.mat needs more than the [0-9.e+]+ GB of memory that are free"):
-        guarded(lambda: bytearray(total + 2**30), SOURCE, tmp_path / "out")
+    with pytest.raises(UserError, match=r"some\.mat needs more than the [0-9.e+]+ GB of free memory"):
+        run_guarded(lambda: bytearray(total + 2**30), SOURCE, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_signal_to_the_parent_ends_the_child_tidily(
+def test_a_signal_to_the_parent_ends_the_child_after_cleanup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, end: type[BaseException], slow: bool
 ) -> None:
     before = signal.getsignal(number)
-    done = threading.Event()  # another thread, to which the system may deliver the signal
+    done = threading.Event()  # the system may deliver the signal to another thread
     bystander = threading.Thread(target=done.wait)
     bystander.start()
     fork = os.fork
@@ -88,7 +88,7 @@ def test_a_signal_to_the_parent_ends_the_child_tidily(
     def slow_fork() -> int:
         child = fork()
         if child:
-            time.sleep(0.3)  # the child's signal comes first
+            time.sleep(0.3)  # so that the child's signal arrives first
         return child
 
     if slow:
@@ -100,16 +100,16 @@ def test_a_signal_to_the_parent_ends_the_child_tidily(
             while True:
                 signal.pause()
         finally:
-            os.kill(os.getpid(), number)  # as from a terminal, which sends it to both
-            (tmp_path / "tidied").touch()
+            os.kill(os.getpid(), number)  # a terminal sends it to both processes
+            (tmp_path / "cleaned").touch()
 
     try:
         with pytest.raises(end) as caught:
-            guarded(work, SOURCE, tmp_path / "out")
+            run_guarded(work, SOURCE, tmp_path / "out")
     finally:
         done.set()
         bystander.join()
-    assert (tmp_path / "tidied").exists()
+    assert (tmp_path / "cleaned").exists()
     assert signal.getsignal(number) == before
     if isinstance(caught.value, SystemExit):
         assert caught.value.code == 143
@@ -119,16 +119,16 @@ def test_the_child_ends_with_its_parent() -> None:
     code = """
 import signal
 from pathlib import Path
-from mfedpba_mpi.data.guard import guarded
+from mfedpba_mpi.data.guard import run_guarded
 
 def work():
     print("started", flush=True)
     signal.pause()
 
-guarded(work, Path("some.mat"), Path("out"))
+run_guarded(work, Path("some.mat"), Path("out"))
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         assert parent.stdout.readline() == "started\n"
         parent.kill()
-        assert parent.communicate(timeout=60)[0] == ""  # the child has closed it, too
+        assert parent.communicate(timeout=60)[0] == ""  # end of file: the child has closed it, too

@@ -1,4 +1,4 @@
-"""Partitions: disjoint, covering, every modality owned, shares and skew as specified, all from the seed."""
+"""Partitions are disjoint and complete, every modality has an owner, shares and skew are as specified."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def _labels(n: int = 600, classes: int = 5) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["m1", "m2", "m1+"])
 @pytest.mark.parametrize(("K", "alpha"), [(6, None), (20, 0.5), (60, 0.1)])
-def test_clients_share_no_sample_and_leave_none(kind, K, alpha):
+def test_every_sample_belongs_to_exactly_one_client(kind, K, alpha):
     partition = make_partition(_labels(), 6, K, kind, alpha, seed=3, min_samples=8)
     rows = np.concatenate([*partition.train, *partition.test])
     assert sorted(rows) == list(range(600))
@@ -30,7 +30,7 @@ def test_every_modality_has_an_owner(kind, sizes, seed):
     assert all(list(s) == sorted(set(s)) for s in sets)
 
 
-def test_m1_deals_the_modalities_in_turn():
+def test_m1_assigns_the_modalities_round_robin():
     assert modality_sets(3, 7, "m1", generator(0, "modalities")) == ((0,), (1,), (2,), (0,), (1,), (2,), (0,))
 
 
@@ -63,14 +63,14 @@ def test_a_client_of_single_samples_is_still_tested():
     assert (len(train), len(test)) == (6, 2)
 
 
-def test_the_seed_decides():
+def test_the_partition_depends_on_the_seed_alone():
     a, b, c = (make_partition(_labels(), 6, 6, "m1+", None, seed, 8) for seed in (1, 1, 2))
     assert a.modalities == b.modalities
     assert all(np.array_equal(x, y) for x, y in zip(a.train, b.train, strict=True))
     assert any(not np.array_equal(x, y) for x, y in zip(a.train, c.train, strict=True))
 
 
-def test_validation_rows_come_from_training_and_the_test_rows_are_in_nobodys_hands():
+def test_validation_rows_come_from_the_training_rows_and_test_rows_are_unused():
     whole = make_partition(_labels(), 6, 6, "m2", None, 3, 8)
     held = make_partition(_labels(), 6, 6, "m2", None, 3, 8, validation=0.2)
     assert held.modalities == whole.modalities

@@ -1,4 +1,4 @@
-"""Partitions of any labels among any clients: disjoint, complete, never too small, and the seed's alone."""
+"""Properties of partitions for random labels and clients: disjoint, complete, never too small, reproducible."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ SIZES = {"m1": lambda M: {1}, "m2": lambda M: {2}, "m1+": lambda M: set(range(1,
 
 @st.composite
 def labels_of(draw, least: int = 0, most: int = 300) -> np.ndarray:
-    """Labels: classes of any size, empty ones and classes of one among them, sorted as files often are or not."""
+    """Labels with classes of any size, also empty or with one sample; sorted, as files often are, or not."""
     N = draw(st.integers(least, most))
     classes = draw(st.integers(1, max(1, N)) | st.integers(1, 5))
     rng = generator(draw(SEEDS), "labels")
@@ -35,7 +35,7 @@ def labels_of(draw, least: int = 0, most: int = 300) -> np.ndarray:
 
 @st.composite
 def partitions(draw) -> tuple:
-    """Arguments of `make_partition` that `fit_to_data` would let through."""
+    """Arguments of `make_partition` that `fit_to_data` accepts."""
     kind, K, min_samples = draw(KINDS), draw(st.integers(1, 12)), draw(st.integers(MIN_SAMPLES, 12))
     M = draw(st.integers(2 if kind == "m2" else 1, 8))
     labels = draw(labels_of(K * min_samples, K * min_samples + draw(st.sampled_from([0, 1, 50, 400]))))
@@ -44,7 +44,7 @@ def partitions(draw) -> tuple:
 
 @examples(200)
 @given(partitions())
-def test_every_row_has_one_owner_and_one_use(arguments):
+def test_every_row_belongs_to_one_client_as_a_training_or_test_row(arguments):
     labels, partition = arguments[0], make_partition(*arguments)
     rows = np.concatenate([*partition.train, *partition.test])
     assert sorted(rows.tolist()) == list(range(len(labels)))
@@ -52,7 +52,7 @@ def test_every_row_has_one_owner_and_one_use(arguments):
 
 @examples(200)
 @given(partitions())
-def test_every_client_has_enough_to_train_on_and_something_to_test(arguments):
+def test_every_client_has_enough_training_rows_and_some_test_rows(arguments):
     _, _, K, *_, min_samples = arguments
     partition = make_partition(*arguments)
     assert len(partition.modalities) == len(partition.train) == len(partition.test) == K
@@ -75,7 +75,7 @@ def test_a_validation_share_is_taken_from_the_training_rows(arguments, share):
 
 @examples(200)
 @given(KINDS, st.integers(1, 10), st.integers(1, 20), SEEDS)
-def test_modality_sets_are_what_their_kind_says_and_leave_none_out_when_there_are_enough_clients(kind, M, K, seed):
+def test_modality_sets_have_valid_sizes_and_cover_all_modalities_if_there_are_enough_clients(kind, M, K, seed):
     M += kind == "m2"
     sets = modality_sets(M, K, kind, generator(seed, "modalities"))
     assert len(sets) == K
@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_partition(arguments, share):
 
 @examples(200)
 @given(labels_of(2, 60), st.floats(0, 0.3), SEEDS)
-def test_a_split_takes_from_a_class_its_share_and_at_most_one_more_and_leaves_some_to_train_on(labels, share, seed):
+def test_a_split_takes_the_share_of_each_class_or_one_more_and_leaves_training_rows(labels, share, seed):
     rows = generator(seed, "rows").permutation(len(labels))[: max(2, len(labels) // 2)]
     train, test = split(labels, rows, share, generator(seed, "split"))
     assert sorted([*train, *test]) == sorted(rows)
@@ -121,7 +121,7 @@ def test_too_many_clients_are_refused(labels, K, kind, alpha, seed):
 
 @examples(100)
 @given(labels_of(), st.integers(1, 6), st.integers(0, 40), KINDS | st.just(""), ALPHAS, VALIDATION, SEEDS)
-def test_a_run_has_a_partition_or_an_error_that_says_why_not(labels, M, K, kind, alpha, share, seed):
+def test_a_run_gets_a_valid_partition_or_a_clear_error(labels, M, K, kind, alpha, share, seed):
     info = Dataset("toy", len(labels), 300, tuple(Modality(f"I{m}", "I", 4) for m in range(M)))
     given_some = {name: value for name, value in {"clients": K, "partition": kind}.items() if value}
     config = make_config({"dataset": "toy.h5", "alpha": alpha, "validation": share, "seed": seed, **given_some})

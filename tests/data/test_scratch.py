@@ -1,4 +1,4 @@
-"""Shards and stand-ins go beside the data, or elsewhere where those cannot be written; also for root, so by trying."""
+"""Choice of the scratch directory; directories are made unwritable in a way that also works for root."""
 
 import os
 
@@ -13,7 +13,7 @@ OWN = f"mfedpba-mpi-{os.getuid()}"
 
 @pytest.fixture
 def closed(tmp_path, monkeypatch):
-    """A data directory that takes no shards, whoever asks, and no places that the environment names."""
+    """A data directory where shards cannot be written, even by root, and no directories from the environment."""
     for name in ("SLURM_TMPDIR", "TMPDIR", "MFEDPBA_SCRATCH"):
         monkeypatch.delenv(name, raising=False)
     directory = tmp_path / "closed"
@@ -26,22 +26,22 @@ def never(path):
     return False
 
 
-def test_shards_stay_beside_the_data_where_that_can_be_written(tmp_path, closed):
+def test_a_writable_data_directory_is_used(tmp_path, closed):
     assert Scratch(tmp_path / "data").find(NAME, never) == (tmp_path / "data" / NAME, False)
     assert list((tmp_path / "data" / "shards").iterdir()) == []
 
 
-def test_one_host_takes_its_temporary_directories_in_turn(tmp_path, closed, monkeypatch):
-    for name in ("TMPDIR", "SLURM_TMPDIR"):  # the second goes before the first
+def test_on_one_host_temporary_directories_are_tried_in_order(tmp_path, closed, monkeypatch):
+    for name in ("TMPDIR", "SLURM_TMPDIR"):  # SLURM_TMPDIR has priority
         (tmp_path / name).mkdir()
         monkeypatch.setenv(name, str(tmp_path / name))
-        path, there = Scratch(closed).find(NAME, never)
-        assert (path, there) == (tmp_path / name / OWN / NAME, False)
+        path, exists = Scratch(closed).find(NAME, never)
+        assert (path, exists) == (tmp_path / name / OWN / NAME, False)
         assert (tmp_path / name / OWN).stat().st_mode & 0o777 == 0o700
     assert Scratch(closed).find(NAME, lambda path: OWN in str(path)) == (path, True)
 
 
-def test_a_temporary_directory_that_others_can_write_is_left_alone(tmp_path, closed, monkeypatch):
+def test_a_temporary_directory_that_others_can_write_is_not_used(tmp_path, closed, monkeypatch):
     for name in ("SLURM_TMPDIR", "TMPDIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -54,17 +54,17 @@ def test_a_temporary_directory_that_others_can_write_is_left_alone(tmp_path, clo
     assert Scratch(closed).find(NAME, never)[0] == tmp_path / "TMPDIR" / OWN / NAME
 
 
-def test_several_hosts_take_the_run_s_own_directory(tmp_path, closed, monkeypatch):
+def test_several_hosts_use_the_run_directory(tmp_path, closed, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     scratch = Scratch(closed, run=tmp_path / "out", one_host=False)
     assert scratch.find(NAME, never) == (tmp_path / "out" / NAME, False)
     with pytest.raises(
-        UserError, match=r"scratch: cannot write in .*closed \(File exists\); name another .* --scratch"
+        UserError, match=r"scratch: cannot write in .*closed \(File exists\); give another .* --scratch"
     ):
         Scratch(closed, one_host=False).find(NAME, never)
 
 
-def test_what_the_user_names_is_the_only_place(tmp_path, closed, monkeypatch):
+def test_a_directory_set_by_the_user_is_the_only_candidate(tmp_path, closed, monkeypatch):
     monkeypatch.setenv("MFEDPBA_SCRATCH", str(tmp_path / "variable"))
     assert Scratch(tmp_path / "data").find(NAME, never)[0] == tmp_path / "variable" / NAME
     assert Scratch(tmp_path / "data", str(tmp_path / "option")).find(NAME, never)[0] == tmp_path / "option" / NAME
@@ -72,7 +72,7 @@ def test_what_the_user_names_is_the_only_place(tmp_path, closed, monkeypatch):
         Scratch(tmp_path / "data", str(closed)).find(NAME, never)
 
 
-def test_a_good_file_beside_the_data_is_used_wherever_others_would_go(tmp_path):
+def test_a_valid_file_in_the_data_directory_is_always_used(tmp_path):
     scratch = Scratch(tmp_path / "data", str(tmp_path / "option"))
     assert scratch.find(NAME, lambda path: path.parts[-3] == "data") == (tmp_path / "data" / NAME, True)
     assert not (tmp_path / "option").exists()

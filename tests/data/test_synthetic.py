@@ -1,4 +1,4 @@
-"""Stand-ins have the catalog's shapes, are the same for everyone, and hold something to learn."""
+"""Synthetic stand-ins have the catalog's shapes, are reproducible, and can be learnt."""
 
 import time
 from dataclasses import replace
@@ -20,7 +20,7 @@ def small(name: str, samples: int = 240) -> Dataset:
 
 
 def nearest_mean_accuracy(values: np.ndarray, labels: np.ndarray) -> float:
-    """Of the second half, with class means from the first."""
+    """Accuracy of a nearest-mean classifier on the second half, with class means from the first."""
     half = len(labels) // 2
     means = np.stack([values[:half][labels[:half] == c].mean(axis=0) for c in range(labels.max() + 1)])
     distance = (means**2).sum(axis=1) - 2 * values[half:] @ means.T
@@ -28,7 +28,7 @@ def nearest_mean_accuracy(values: np.ndarray, labels: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_shapes_are_the_catalogs(name: str) -> None:
+def test_shapes_match_the_catalog(name: str) -> None:
     info, labels, values = synthesize(small(name))
     assert info == small(name)
     assert np.array_equal(np.unique(labels), np.arange(info.classes))
@@ -38,7 +38,7 @@ def test_shapes_are_the_catalogs(name: str) -> None:
         assert isinstance(x, np.ndarray) != modality.sparse
 
 
-def test_the_whole_youtube_is_made_quickly() -> None:
+def test_the_full_youtube_stand_in_is_generated_quickly() -> None:
     start = time.process_time()
     info, labels, _ = synthesize("youtube")
     assert info == CATALOG["youtube"]
@@ -47,7 +47,7 @@ def test_the_whole_youtube_is_made_quickly() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(name: str) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(name: str) -> None:
     def digest(seed: int) -> list[bytes]:
         _, labels, values = synthesize(small(name, 120), seed)
         return [labels.tobytes(), *(x.tobytes() if isinstance(x, np.ndarray) else x.data.tobytes() for x in values)]
@@ -56,13 +56,13 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(name: str) -
     assert digest(0) != digest(1)
 
 
-def test_values_are_too_coarse_for_the_last_bits_of_a_blas_to_show() -> None:
+def test_values_are_rounded_to_multiples_of_1_1024() -> None:
     _, _, values = synthesize(small("mfeat"))
     for x in values:
         assert np.array_equal(x * 1024, np.rint(x * 1024))
 
 
-def test_class_sizes_are_like_the_real_ones() -> None:
+def test_class_sizes_resemble_the_real_ones() -> None:
     caltech = class_sizes(CATALOG["caltech101"], RECIPES["caltech101"].skew)
     assert caltech.sum() == 9144
     assert 30 <= caltech.min() <= 45
@@ -81,8 +81,8 @@ def test_texts_are_sparse_with_a_zipf_like_vocabulary() -> None:
         assert frequency[0] > 20 * frequency[500] > 0
 
 
-def test_modalities_agree_on_what_is_odd_about_a_sample() -> None:
-    """Beyond the class: within one, distances between samples correlate over modalities."""
+def test_modalities_share_the_noise_of_a_sample() -> None:
+    """Within a class, distances between samples correlate across modalities."""
     _, labels, values = synthesize(replace(small("mfeat", 2000), classes=2))
     rows = np.flatnonzero(labels == 0)[:200]
     distances = [np.linalg.norm(x[rows[::2]] - x[rows[1::2]], axis=1) for x in (values[1], values[3])]
@@ -90,14 +90,14 @@ def test_modalities_agree_on_what_is_odd_about_a_sample() -> None:
 
 
 @pytest.mark.parametrize("name", ["youtube", "mfeat", "nus-wide"])
-def test_there_is_something_to_learn_and_modalities_are_unequal(name: str) -> None:
+def test_classes_are_learnable_and_modalities_differ_in_difficulty(name: str) -> None:
     info, labels, values = synthesize(small(name, 1000))
     accuracy = [nearest_mean_accuracy(x, labels) for x in values]
     assert max(accuracy) > 2.5 / info.classes
     assert max(accuracy) - min(accuracy) > 0.1
 
 
-def test_more_noise_is_harder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_noise_lowers_the_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     accuracy = []
     for noise in (0.3, 1.0, 3.0):
         monkeypatch.setitem(RECIPES, "nus-wide", replace(RECIPES["nus-wide"], noise=noise))
@@ -106,7 +106,7 @@ def test_more_noise_is_harder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accuracy[0] > accuracy[1] + 0.1 > accuracy[2] + 0.2
 
 
-def test_a_free_shape_is_kept_and_named_by_its_shape(tmp_path: Path) -> None:
+def test_the_file_name_of_a_free_shape_contains_the_shape(tmp_path: Path) -> None:
     info = free_form(60, 3, (6, 10, 4, 5, 7))
     assert [m.type for m in info.modalities] == ["I", "L", "A", "T", "I"]
     path = ensure_synthetic(info, Scratch(tmp_path))
@@ -116,8 +116,8 @@ def test_a_free_shape_is_kept_and_named_by_its_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, (4,)), (10, 1, (4,)), (10, 2, ()), (10, 2, (4, 0))])
-def test_an_impossible_shape_is_a_user_error(shape: tuple[int, int, tuple[int, ...]]) -> None:
-    with pytest.raises(UserError, match="make no dataset"):
+def test_an_invalid_shape_is_a_user_error(shape: tuple[int, int, tuple[int, ...]]) -> None:
+    with pytest.raises(UserError, match="are not a valid shape"):
         free_form(*shape)
 
 
@@ -126,24 +126,24 @@ def test_an_unknown_name_is_a_user_error() -> None:
         synthesize("yuotube")
 
 
-def test_a_stand_in_is_made_once_and_again_when_damaged_or_out_of_date(
+def test_a_stand_in_is_created_once_and_recreated_if_damaged_or_outdated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
+    written: list[str] = []
     write = synthetic.write_synthetic
 
     def counting(info: Dataset, path: Path) -> None:
-        made.append(cache_name(info))
+        written.append(cache_name(info))
         write(info, path)
 
     monkeypatch.setattr(synthetic, "write_synthetic", counting)
     info = free_form(30, 2, (4,))
     path = ensure_synthetic(info, Scratch(tmp_path))
     ensure_synthetic(info, Scratch(tmp_path))
-    assert len(made) == 1
+    assert len(written) == 1
     path.write_bytes(path.read_bytes()[:100])
     ensure_synthetic(info, Scratch(tmp_path))
-    assert len(made) == 2
+    assert len(written) == 2
     monkeypatch.setitem(RECIPES, "synthetic", replace(RECIPES["synthetic"], noise=9.0))
     ensure_synthetic(info, Scratch(tmp_path))
-    assert len(made) == 3
+    assert len(written) == 3

@@ -162,5 +162,5 @@ def test_a_run_says_where_its_shards_are_only_if_not_beside_the_data(tmp_path, m
 
 
 def test_a_partition_names_the_owner_of_every_sample(run):
-    with pytest.raises(UserError, match=r"is for a dataset of 40 samples, but .* has 120; give the owner of each"):
+    with pytest.raises(UserError, match=r"is for a dataset of 40 samples, but .* has 120; give the owner of every"):
         run("out", given=Partition.of(OWNER[:40], OWNED))

@@ -63,6 +63,6 @@ def test_rows_that_are_none_are_refused(tmp_path):
     simulate(RunConfig.of(**SETTINGS, method="local"), tmp_path / "out", tmp_path, quiet=True)
     client = load_clients(tmp_path / "out")[0]
     for rows in ([-1], [120], [1.5], 0, [[0]]):
-        with pytest.raises(UserError, match="rows: expected row numbers of .*, integers from 0 to 119"):
+        with pytest.raises(UserError, match=r"rows: expected row numbers of .*, integers from 0 to 119"):
             client.predict(rows)
     assert client.predict([]).shape == (0,)

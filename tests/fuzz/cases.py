@@ -1,4 +1,4 @@
-"""A case is a good file of a kind, damaged by chance and read in a process of its own."""
+"""Fuzz cases: a valid file of a kind is damaged at random and read in a child process."""
 
 import os
 import select
@@ -17,14 +17,14 @@ from mfedpba_mpi.errors import UserError
 from tests.fuzz.damage import damage
 from tests.fuzz.kinds import KINDS, Kind
 
-FINE = ("same", "other", "refused")  # "other" values than those of the good file
+FINE = ("same", "other", "refused")  # see tests/fuzz/__main__.py
 FAILURES = ("different", "unclear", "traceback", "crash", "hang", "litter")
-SECONDS = 30.0  # that a case may take, on a busy machine
+TIMEOUT = 30.0  # seconds for a case, on a busy machine
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case. `detail` is the message, or the end of the traceback."""
+    """Outcome of a case; `detail` is the error message, or the end of the traceback."""
 
     kind: str
     case: int
@@ -34,7 +34,7 @@ class Result:
 
 
 class Fuzz:
-    """Cases of one kind in one directory, which is made for them."""
+    """Runs cases of one kind in a new directory."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name, self.kind, self.directory = name, KINDS[name], directory
@@ -47,10 +47,10 @@ class Fuzz:
         self.files = {file: file.read_bytes() for file in files}
         outcome, self.good = self._read()
         if outcome != "read":
-            raise RuntimeError(f"the good file of the kind '{name}' cannot be read: {self.good}")
+            raise RuntimeError(f"cannot read the valid file of kind '{name}': {self.good}")
 
     def run(self, seed: int, case: int, keep: Path | None = None) -> Result:
-        """Case number `case` of a seed, which does not depend on the others; the damaged file is left in `keep`."""
+        """Run case number `case` of a seed, independent of other cases; save the damaged file in `keep`."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), case])
         file = list(self.files)[int(rng.integers(len(self.files)))]
         content, done = damage(self.files[file], rng)
@@ -69,12 +69,12 @@ class Fuzz:
         return Result(self.name, case, f"{file.name} ({len(self.files[file])} bytes): {done}", outcome, detail)
 
     def _named(self, file: Path, message: str) -> bool:
-        """The message names the file, or the directory where that is what was given."""
-        whole = self.source.is_dir() and str(self.source) in message
-        return file.name in message or whole or not self.kind.named
+        """Whether the message names the file, or the directory if a directory was read."""
+        names_directory = self.source.is_dir() and str(self.source) in message
+        return file.name in message or names_directory or not self.kind.named
 
     def _read(self) -> tuple[str, str]:
-        """(outcome, digest or message) of reading in a child process."""
+        """Read the source in a child process; return (outcome, digest or message)."""
         log = self.directory / "log"
         log.write_bytes(b"")
         receiver, sender = os.pipe()
@@ -83,13 +83,13 @@ class Fuzz:
             _child(self.kind, self.source, log, sender)
         os.close(sender)
         with open(receiver, "rb", buffering=0) as report:
-            in_time = bool(select.select([report], [], [], SECONDS)[0])
+            in_time = bool(select.select([report], [], [], TIMEOUT)[0])
             answer = report.read().decode() if in_time else ""
         with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # and what it has started itself
+            os.killpg(child, signal.SIGKILL)  # including its own children
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not in_time:
-            return "hang", f"more than {SECONDS:g} seconds"
+            return "hang", f"no result after {TIMEOUT:g} seconds"
         if not answer:
             return "crash", signal.Signals(-code).name if code < 0 else f"exit code {code}"
         outcome, _, detail = answer.partition(" ")
@@ -118,7 +118,7 @@ def _child(kind: Kind, source: Path, log: Path, sender: int) -> None:
 def run_cases(
     names: list[str], cases: int, seed: int, directory: Path, report: Callable[[str], None]
 ) -> Iterator[Result]:
-    """`cases` cases, of each kind its share."""
+    """Run `cases` cases, divided among the kinds by their shares."""
     ends = np.cumsum([KINDS[name].share for name in names])
     counts = np.diff(np.rint(ends * cases / ends[-1]).astype(int), prepend=0)
     for name, count in zip(names, counts.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Ways in which a file goes bad."""
+"""Random damage to file contents."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ import numpy as np
 Rng = np.random.Generator
 
 
-def _place(rng: Rng, size: int, longest: int) -> tuple[int, int]:
-    """Start and end of a run of 1 to `longest` bytes; short ones are as likely as long ones."""
+def _draw_range(rng: Rng, size: int, longest: int) -> tuple[int, int]:
+    """Draw the start and end of a range of 1 to `longest` bytes; its length is log-uniform."""
     length = min(size, int(longest ** rng.random()))
     start = int(rng.integers(size - length + 1))
     return start, start + length
@@ -25,13 +25,13 @@ def flip_several(content: bytearray, rng: Rng) -> str:
 
 
 def scramble(content: bytearray, rng: Rng) -> str:
-    start, end = _place(rng, len(content), 4096)
+    start, end = _draw_range(rng, len(content), 4096)
     content[start:end] = rng.bytes(end - start)
     return f"bytes {start}..{end - 1} random"
 
 
 def blank(content: bytearray, rng: Rng) -> str:
-    start, end = _place(rng, len(content), 4096)
+    start, end = _draw_range(rng, len(content), 4096)
     content[start:end] = bytes(end - start)
     return f"bytes {start}..{end - 1} zero"
 
@@ -39,7 +39,7 @@ def blank(content: bytearray, rng: Rng) -> str:
 def cut(content: bytearray, rng: Rng) -> str:
     at = int(rng.integers(len(content)))
     del content[at:]
-    return f"cut short at {at}"
+    return f"truncated at {at}"
 
 
 def append(content: bytearray, rng: Rng) -> str:
@@ -58,11 +58,11 @@ def swap(content: bytearray, rng: Rng) -> str:
     return f"{length} bytes at {a} and at {b} swapped"
 
 
-WAYS: tuple[Callable[[bytearray, Rng], str], ...] = (flip_one, flip_several, scramble, blank, cut, append, swap)
+DAMAGES: tuple[Callable[[bytearray, Rng], str], ...] = (flip_one, flip_several, scramble, blank, cut, append, swap)
 
 
 def damage(content: bytes, rng: Rng) -> tuple[bytes, str]:
-    """A damaged copy, and what was done to it; it may happen to be the same, where zeros were zero already."""
+    """Return a damaged copy and a description; the copy may equal the original, e.g. if zeroed bytes were zero."""
     copy = bytearray(content)
-    done = WAYS[int(rng.integers(len(WAYS)))](copy, rng)
+    done = DAMAGES[int(rng.integers(len(DAMAGES)))](copy, rng)
     return bytes(copy), done

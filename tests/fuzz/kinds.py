@@ -1,6 +1,6 @@
-"""The kinds of files that are read: how a good one is made, how all of it is read, and whether we write it ourselves.
+"""Kinds of input files: how to write a valid one, how to read all of it, and whether this package writes the format.
 
-A further kind is one more entry of KINDS.
+To add a kind, add an entry to KINDS.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.sparse import csr_matrix, random_array, save_npz
 
 from mfedpba_mpi import load_run
-from mfedpba_mpi.cli import console  # noqa: F401  loaded once here, and not in every case
+from mfedpba_mpi.cli import console  # noqa: F401  imported here once instead of in every case
 from mfedpba_mpi.cli.data import data
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import fit_to_data, make_config, read_toml
@@ -41,9 +41,13 @@ Image.preinit()
 class Kind:
     """A kind of file.
 
-    `make` puts a good one, or a directory of them, into a directory and returns its path; `read` reads everything
-    there is in it and returns a digest of that. What we write ourselves (`ours`) is never read wrongly unnoticed.
-    Errors name the file, but for those that name a setting in it (`named`). A slow kind has a smaller `share`.
+    Attributes
+    ----------
+    make : writes a valid file, or a directory of files, into a directory and returns its path.
+    read : reads the whole content and returns its digest.
+    ours : whether this package writes the format; damage must then never change the content without an error.
+    named : whether errors name the file; otherwise they name a setting in it.
+    share : relative number of cases, smaller for a slow kind.
     """
 
     make: Callable[[Path], Path]
@@ -54,7 +58,7 @@ class Kind:
 
 
 def digest(*parts: object) -> str:
-    """Of arrays by their bytes, of anything else by how it is written."""
+    """Return the SHA-256 of arrays by their bytes, and of other objects by their repr."""
     total = hashlib.sha256()
     for part in parts:
         if isinstance(part, csr_matrix):
@@ -85,10 +89,10 @@ def read_store(path: Path) -> str:
 
 def make_shards(directory: Path) -> Path:
     info = Dataset("toy", N, 3, (Modality("a", "I", 6), Modality("b", "L", 30, sparse=True)))
-    with_values = directory / "store" / "toy.h5"
-    write_store(with_values, info, LABELS, [DENSE, SPARSE], "synthetic", {})
+    store = directory / "store" / "toy.h5"
+    write_store(store, info, LABELS, [DENSE, SPARSE], "synthetic", {})
     path = directory / "shards.h5"
-    write_shards(path, FeatureStore(with_values), make_partition(LABELS, 2, 3, "m1+", 0.5, 0, 8), "a key")
+    write_shards(path, FeatureStore(store), make_partition(LABELS, 2, 3, "m1+", 0.5, 0, 8), "a key")
     return path
 
 
@@ -99,7 +103,7 @@ def read_shards(path: Path) -> str:
     return digest(has_shards(path, "a key"), *parts, partition.modalities, *rows)
 
 
-PARTED = Dataset("toy", N, 3, (Modality("a", "I", 6), Modality("b", "T", 8)))
+PARTITION_INFO = Dataset("toy", N, 3, (Modality("a", "I", 6), Modality("b", "T", 8)))
 
 
 def make_partition_file(suffix: str) -> Callable[[Path], Path]:
@@ -111,8 +115,8 @@ def make_partition_file(suffix: str) -> Callable[[Path], Path]:
     return make
 
 
-def read_parted(path: Path) -> str:
-    partition = read_partition_file(path, PARTED)
+def read_partition_digest(path: Path) -> str:
+    partition = read_partition_file(path, PARTITION_INFO)
     return digest(partition.digest, partition.is_split)
 
 
@@ -171,7 +175,7 @@ def make_reuters(directory: Path) -> Path:
 
 def make_youtube(directory: Path) -> Path:
     (directory / "train").mkdir()
-    for family in (name for known in importing.NAMES["youtube"] for name in known):
+    for family in (name for known in importing.VIEW_ALIASES["youtube"] for name in known):
         rows = enumerate(zip(LABELS, DENSE, strict=True))
         text = "".join(f"#I {i}\n{y + 1} {_pairs(row)}\n" for i, (y, row) in rows)
         (directory / "train" / f"{family}.txt").write_text(f"# {family}\n{text}")
@@ -194,7 +198,7 @@ def make_mfeat(directory: Path) -> Path:
 
 
 def imported(name: str) -> Callable[[Path], str]:
-    """Reading by the command that imports, as dataset `name`, and in the guarded process that it reads in."""
+    """Return a function that imports a file as dataset `name` with the command, which reads in a guarded process."""
 
     def read(path: Path) -> str:
         out = path.parent / "out" / "imported.h5"
@@ -217,13 +221,13 @@ def make_image(suffix: str) -> Callable[[Path], Path]:
 
 def make_part(directory: Path) -> Path:
     path = directory / "image.part"
-    images._keep(path, np.linspace(0, 1, 2 * sum(WIDTHS.values()), dtype=np.float16).reshape(2, -1))
+    images._save_part(path, np.linspace(0, 1, 2 * sum(WIDTHS.values()), dtype=np.float16).reshape(2, -1))
     return path
 
 
 def read_part(path: Path) -> str:
-    """What is damaged is made again."""
-    rows = images._kept(path)
+    """Read a cached part; a damaged one is recreated."""
+    rows = images._load_part(path)
     return digest(rows) if rows is not None else read_part(make_part(path.parent))
 
 
@@ -287,8 +291,8 @@ KINDS: dict[str, Kind] = {
     "store dense": Kind(lambda directory: make_store(directory, sparse=False), read_store, ours=True),
     "store sparse": Kind(lambda directory: make_store(directory, sparse=True), read_store, ours=True),
     "shards": Kind(make_shards, read_shards, ours=True),
-    "partition h5": Kind(make_partition_file("h5"), read_parted, ours=True),
-    "partition csv": Kind(make_partition_file("csv"), read_parted),
+    "partition h5": Kind(make_partition_file("h5"), read_partition_digest, ours=True),
+    "partition csv": Kind(make_partition_file("csv"), read_partition_digest),
     "image part": Kind(make_part, read_part, ours=True),
     "mat 4": Kind(make_mat("4"), imported("toy")),
     "mat 5": Kind(make_mat("5"), imported("toy")),

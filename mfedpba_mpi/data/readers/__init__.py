@@ -1,1 +1,1 @@
-"""Readers of the formats in which data is passed round, one module each; see `source` for what a reader is."""
+"""Readers of published dataset formats, one module each; `source` defines the reader interface."""

@@ -1,10 +1,10 @@
-"""The three views of Caltech-101, one vector each for an image: HOG 1984, GIST 512, LBP 928.
+"""Image descriptors, the three views of Caltech-101: HOG (1984 values), GIST (512), LBP (928).
 
-* HOG: Felzenszwalb's (UoCTTI), 31 values in each of 8 x 8 cells of a picture of 128 x 128.
-* GIST: Oliva's and Torralba's, 4 scales x 8 orientations in each of 4 x 4 blocks of a grey square of 256 x 256.
-* LBP: 58 uniform patterns in each of 4 x 4 cells of a grey picture of 128 x 128.
+* HOG: Felzenszwalb's variant (UoCTTI), 31 values in each of 8 x 8 cells of a 128 x 128 image.
+* GIST: Oliva and Torralba, 4 scales x 8 orientations in each of 4 x 4 blocks of a grey 256 x 256 square.
+* LBP: 58 uniform patterns in each of 4 x 4 cells of a grey 128 x 128 image.
 
-HOG and LBP lie in [0, 1], GIST hardly ever leaves it. Only `describe` needs Pillow, to open and resize a file.
+HOG and LBP are in [0, 1], GIST almost always. Only `describe` needs Pillow, to open and resize a file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WIDTHS = {"HOG": 1984, "GIST": 512, "LBP": 928}
 NEEDS_PILLOW = "reading images needs pillow: pip install mfedpba-mpi[images]"
 
 _ANGLES = np.arange(9) * np.pi / 9
-_X, _Y = np.cos(_ANGLES).round(4), np.sin(_ANGLES).round(4)  # rounded: of two directions equally near, the first
-_BORDER = 32  # pixels around the square of GIST
+_X, _Y = np.cos(_ANGLES).round(4), np.sin(_ANGLES).round(4)  # rounded, so that ties go to the first direction
+_BORDER = 32  # padding of GIST, in pixels
 
 
 def describe(path: Path) -> np.ndarray:
-    """HOG, GIST and LBP of an image file, one after the other, (3424,) float32."""
+    """Compute HOG, GIST and LBP of an image file, concatenated, (3424,) float32."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -43,9 +43,9 @@ def describe(path: Path) -> np.ndarray:
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # beyond 90 million pixels
             with Image.open(path) as image:
                 picture = _rgb(image)
-    except Exception as error:  # what a decoder says of a broken file can be anything
-        reason = "no image" if isinstance(error, UnidentifiedImageError) else printable(str(error))
-        raise UserError(f"cannot read the image {path} ({reason}): get it again or remove it") from None
+    except Exception as error:  # decoders raise almost anything on damaged files
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else printable(str(error))
+        raise UserError(f"cannot read the image {path} ({reason}); get it again or remove it") from None
     small = picture.resize((128, 128), Image.Resampling.BILINEAR)
     return np.concatenate([hog(np.asarray(small)), gist(_grey_square(picture)), lbp(np.asarray(small.convert("L")))])
 
@@ -53,15 +53,15 @@ def describe(path: Path) -> np.ndarray:
 def _rgb(image: Image) -> Image:
     from PIL.Image import fromarray
 
-    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
+    if image.mode.startswith("I"):  # 16 bits; Pillow would clip at 255
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if "transparency" in image.info:  # a palette with transparent entries has to go over RGBA
+    if "transparency" in image.info:  # a palette with transparent entries must be converted via RGBA
         image = image.convert("RGBA")
     return image.convert("RGB")
 
 
 def _grey_square(picture: Image) -> np.ndarray:
-    """The mean of the channels, the shorter side made 256 long and the middle of the longer one kept."""
+    """Average the channels, resize the shorter side to 256, and crop the centre of the longer one."""
     from PIL.Image import Resampling, fromarray
 
     def middle(length: int) -> tuple[float, float]:
@@ -75,11 +75,12 @@ def _grey_square(picture: Image) -> np.ndarray:
 
 
 def hog(image: np.ndarray) -> np.ndarray:
-    """Histograms of oriented gradients of a picture (128, 128, 3) of numbers in 0..255: (8 x 8 x 31,) float32.
+    """Compute histograms of oriented gradients of an image (128, 128, 3) in 0..255: (8 x 8 x 31,) float32.
 
-    A pixel has the gradient of the channel where it is longest; it goes, by its length, into one of 18 directions and
-    the nearest cells. A cell is normalised by each of the four blocks of 2 x 2 cells it belongs to and clipped at 0.2.
-    Its values are 18 directions and 9 orientations, half the sum over the blocks, and the sum over directions by block.
+    The gradient of a pixel is that of the channel where it is longest. Its length is added to one of 18 directions in
+    the nearest cells. A cell is normalised by each of the four 2 x 2 blocks that contain it, and clipped at 0.2. Its
+    values are 18 directions and 9 orientations (half the sum over the four blocks), and for each block the sum over
+    the directions divided by sqrt(18).
     """
     pixels = image.astype(float)
     dx, dy = np.empty_like(pixels), np.empty_like(pixels)
@@ -103,11 +104,11 @@ def hog(image: np.ndarray) -> np.ndarray:
 
 
 def lbp(image: np.ndarray) -> np.ndarray:
-    """Local binary patterns of a grey picture (128, 128): (4 x 4 x 58,) float32, each 58 of L2 length 1.
+    """Compute local binary patterns of a grey image (128, 128): (4 x 4 x 58,) float32, each cell of unit L2 norm.
 
-    A bit says that a neighbour is brighter; neighbours go clockwise from the one on the right. Of the 58 bins 56 are
-    the patterns with one run of ones, in the order of their numbers, then come all-equal bits, then all others. A
-    cell is the square root of its histogram divided by the sum of that.
+    A bit is set if a neighbour is brighter; neighbours are ordered clockwise from the right. The first 56 of the 58
+    bins are the patterns with one run of ones, in numeric order; then all bits equal; then all other patterns. A cell
+    is the square root of its L1-normalised histogram.
     """
     pixels, middle = image.astype(np.int16), slice(1, -1)
     centre, code = pixels[middle, middle], np.zeros((126, 126), np.uint8)
@@ -120,7 +121,7 @@ def lbp(image: np.ndarray) -> np.ndarray:
 
 @cache
 def _patterns() -> np.ndarray:
-    """The bin, 0..57, of each of the 256 codes."""
+    """Return the bin, 0..57, of each of the 256 codes."""
     codes = np.arange(256)
     changes = np.unpackbits((codes ^ (codes >> 1 | (codes & 1) << 7)).astype(np.uint8)[:, None], axis=1).sum(axis=1)
     bins = np.where(changes == 0, 56, 57)
@@ -129,8 +130,8 @@ def _patterns() -> np.ndarray:
 
 
 def _histograms(bins: np.ndarray, weights: np.ndarray, count: int, cells: int) -> np.ndarray:
-    """(cells, cells, count) sums of weights by bin; a pixel is shared out, bilinearly, among the nearest cells."""
-    position = (np.arange(len(bins)) + 0.5) * cells / len(bins) + 0.5  # in cells, with one more around the picture
+    """Sum the weights by bin, (cells, cells, count); a pixel is distributed bilinearly over the nearest cells."""
+    position = (np.arange(len(bins)) + 0.5) * cells / len(bins) + 0.5  # in cells, with a border of one cell
     first = position.astype(int)
     shares = [(first, 1 - (position - first)), (first + 1, position - first)]
     total = np.zeros((cells + 2) ** 2 * count)
@@ -142,27 +143,27 @@ def _histograms(bins: np.ndarray, weights: np.ndarray, count: int, cells: int) -
 
 
 def gist(image: np.ndarray) -> np.ndarray:
-    """The gist of a grey square (256, 256): (4 scales x 8 orientations x 4 x 4 blocks,) float32.
+    """Compute GIST of a grey square (256, 256): (4 scales x 8 orientations x 4 x 4 blocks,) float32.
 
-    Mean amplitudes of Gabor filters, blocks column by column; scales from fine to coarse. Brightness is stretched to
-    0..255 first and local contrast evened out.
+    The values are mean amplitudes of Gabor filters; scales go from fine to coarse, blocks column by column. First,
+    brightness is stretched to 0..255 and local contrast is normalised.
     """
     grey = image.astype(np.float32) - image.min()
     if grey.any():
         grey *= 255 / grey.max()
-    padded = np.pad(_even_out(grey), _BORDER, mode="symmetric")
+    padded = np.pad(_normalize_contrast(grey), _BORDER, mode="symmetric")
     spectrum, side, inner = fft.fft2(padded), len(padded), slice(_BORDER, -_BORDER)
     result = []
     for columns, gains in _gabors(side):
-        lines = np.zeros((256, side), np.complex64)  # a filter is nil in most columns, and the border is not wanted
+        lines = np.zeros((256, side), np.complex64)  # a filter is zero in most columns; the border is dropped
         lines[:, columns] = fft.ifft(spectrum[:, columns] * gains, axis=0)[inner]
         amplitude = np.abs(fft.ifft(lines, axis=1, overwrite_x=True)[:, inner])
         result.append(amplitude.reshape(4, 64, 4, 64).mean(axis=(1, 3)).T)
     return np.stack(result).ravel()
 
 
-def _even_out(grey: np.ndarray) -> np.ndarray:
-    """Oliva's and Torralba's prefilter: what is coarser than 4 cycles goes, and the rest by its local deviation."""
+def _normalize_contrast(grey: np.ndarray) -> np.ndarray:
+    """Apply Oliva and Torralba's prefilter: subtract frequencies below 4 cycles, divide by the local deviation."""
     padded = np.pad(np.log(grey + 1), 5, mode="symmetric")
     gains, shape = _low_pass(len(padded)), padded.shape
     fine = padded - fft.irfft2(fft.rfft2(padded) * gains, shape)
@@ -178,7 +179,7 @@ def _low_pass(side: int) -> np.ndarray:
 
 @cache
 def _gabors(side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each filter, in the frequency domain, the columns that are not nil (in float32) and their values."""
+    """Return, for each filter in the frequency domain, the columns that are not zero (in float32) and their values."""
     down, across = fft.fftfreq(side)[:, None], fft.fftfreq(side)
     radius, angle = np.hypot(down, across), np.arctan2(down, across)
     result = []

@@ -1,4 +1,4 @@
-"""A folder of images, one folder for each class, described by HOG, GIST and LBP (see `descriptors`).
+"""Directories of images, one directory per class, described by HOG, GIST and LBP (see `descriptors`).
 
 ::
 
@@ -6,12 +6,12 @@
     101_ObjectCategories/accordion/image_0002.jpg
     101_ObjectCategories/airplanes/image_0001.jpg
 
-Classes are the folders that hold images, sorted by name, capitals first; samples are sorted by class and file name.
-The folder ``101_ObjectCategories`` may also be given by the one it lies in. Hidden files, files that are no images by
-their name and folders without images do not count.
+Classes are the directories with images, sorted by name, capitals first; samples are sorted by class and file name. The
+parent of ``101_ObjectCategories`` is accepted too. Hidden files, files without an image suffix and directories without
+images are ignored.
 
-All cores work on parts of a few images. A finished part is kept, under a name made of the names, sizes and times of
-its images, so what has changed is described anew and what has not is described once.
+All cores compute the descriptors in parts of a few images. A finished part is cached under a hash of the names, sizes
+and modification times of its images, so only changed images are computed again.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.errors import RunError, UserError
 
 FORMAT = "images: a directory with one directory of .jpg, .jpeg or .png files for each class (101_ObjectCategories)"
-REVISION = 1  # of the descriptors; another number makes all parts anew
+REVISION = 1  # of the descriptors; another number invalidates all cached parts
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-_PART = 16  # images
+_PART = 16  # images per part
 _DIGEST = hashlib.sha256().digest_size
-_QUIET_SECONDS = 15.0  # between two lines where there is no terminal
-_stop: Event  # of a worker
+_PROGRESS_SECONDS = 15.0  # between two progress lines without a terminal
+_stop: Event  # set in the workers when the import ends early
 
 
 def recognises(path: Path) -> bool:
-    """A directory of directories with images."""
+    """Whether `path` is a directory with directories of images."""
     try:
-        return path.is_dir() and any(_images(folder) for folder in _folders(path))
+        return path.is_dir() and any(_images(folder) for folder in _class_folders(path))
     except OSError:
         return False
 
 
 def read(path: Path, scratch: Path) -> Source:
-    """HOG, GIST and LBP of every image, its directory its class; finished parts stay in `scratch`."""
-    classes = {folder.name: images for folder in _folders(path) if (images := _images(folder))}
+    """Compute HOG, GIST and LBP of every image; its directory is its class. Finished parts are cached in `scratch`."""
+    classes = {folder.name: images for folder in _class_folders(path) if (images := _images(folder))}
     parts = {
         scratch / _key(part): part
         for images in classes.values()
@@ -66,9 +66,9 @@ def read(path: Path, scratch: Path) -> Source:
     }
     if not parts:
         raise UserError(
-            f"{path} has no folders with {', '.join(_SUFFIXES)} files: give the folder of the class folders"
+            f"{path} has no directories with {', '.join(_SUFFIXES)} files; give the directory of the class directories"
         )
-    values = {file: rows for file in parts if (rows := _kept(file)) is not None}
+    values = {file: rows for file in parts if (rows := _load_part(file)) is not None}
     missing = {file: part for file, part in parts.items() if file not in values}
     if missing:
         values |= _describe_parts(missing, sum(map(len, values.values())))
@@ -88,8 +88,8 @@ def read(path: Path, scratch: Path) -> Source:
     )
 
 
-def _folders(path: Path) -> list[Path]:
-    """The folders of a class each, and others without images."""
+def _class_folders(path: Path) -> list[Path]:
+    """Return the class directories; some may have no images."""
     inner = path / "101_ObjectCategories"
     folders = (inner if inner.is_dir() else path).iterdir()
     return sorted(folder for folder in folders if folder.name[0] != "." and folder.is_dir())
@@ -101,12 +101,13 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _key(part: list[Path]) -> str:
+    """Return the cache key of a part."""
     files = [(image.parent.name, image.name, (stat := image.stat()).st_size, stat.st_mtime_ns) for image in part]
     return hashlib.sha256(repr((REVISION, files)).encode()).hexdigest()[:32]
 
 
-def _kept(file: Path) -> np.ndarray | None:
-    """A part of an earlier call, None where there is none or it is damaged."""
+def _load_part(file: Path) -> np.ndarray | None:
+    """Load a cached part; return None if it is missing or damaged."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -118,9 +119,9 @@ def _kept(file: Path) -> np.ndarray | None:
 
 
 def _describe_parts(missing: dict[Path, list[Path]], done: int) -> dict[Path, np.ndarray]:
-    """Describe and keep parts, on all cores; `done` images were there before."""
+    """Compute and cache parts on all cores; `done` is the number of images already cached."""
     workers = min(len(missing), len(available_cores()))
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of numerical libraries hold
+    context = multiprocessing.get_context("spawn")  # fork would copy locks held by threads of numerical libraries
     stop = context.Event()
     values = {}
     with (
@@ -131,14 +132,14 @@ def _describe_parts(missing: dict[Path, list[Path]], done: int) -> dict[Path, np
             futures = _submit(pool, missing)
             for future in as_completed(futures):
                 file, rows = futures[future], future.result()
-                _keep(file, rows)
+                _save_part(file, rows)
                 values[file] = rows
                 advance(len(rows))
         except BrokenProcessPool as error:
             first = next(part for file, part in missing.items() if file not in values)[0]
             raise RunError(
-                "a process that describes images was killed; start again to go on with the rest, and if it comes to "
-                f"nothing look at the images from {first} on"
+                "a worker process was killed while reading images; start the import again to continue, and if it fails "
+                f"again, check the images from {first} on"
             ) from error
         finally:
             stop.set()
@@ -147,7 +148,7 @@ def _describe_parts(missing: dict[Path, list[Path]], done: int) -> dict[Path, np
 
 
 def _submit(pool: ProcessPoolExecutor, missing: dict[Path, list[Path]]) -> dict[Future[np.ndarray], Path]:
-    """Start the workers. They inherit that Ctrl-C, which a terminal sends to all, is for this process alone."""
+    """Start the workers with SIGINT blocked: a terminal sends Ctrl-C to all processes, but only this one handles it."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return {pool.submit(_describe_part, part): file for file, part in missing.items()}
@@ -158,11 +159,11 @@ def _submit(pool: ProcessPoolExecutor, missing: dict[Path, list[Path]]) -> dict[
 def _start_worker(stop: Event) -> None:
     global _stop
     _stop = stop
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Workers of a killed process would wait for ever."""
+def _exit_with_parent() -> None:
+    """Exit when the parent ends; otherwise the workers of a killed process would wait forever."""
     parent = multiprocessing.parent_process()
     assert parent
     parent.join()
@@ -170,7 +171,7 @@ def _end_with_parent() -> None:
 
 
 def _describe_part(part: list[Path]) -> np.ndarray:
-    """The images of a part, (images, 3424); float16 is enough for values about 0..1."""
+    """Describe the images of a part, (images, 3424) float16, which is precise enough for values in about 0..1."""
     rows = []
     for image in part:
         if _stop.is_set():
@@ -179,20 +180,20 @@ def _describe_part(part: list[Path]) -> np.ndarray:
     return np.stack(rows)
 
 
-def _keep(file: Path, rows: np.ndarray) -> None:
-    """Write a part: its values, and their SHA-256."""
+def _save_part(file: Path, rows: np.ndarray) -> None:
+    """Write a part: its values, then their SHA-256."""
     aside = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         aside.write_bytes((values := rows.tobytes()) + hashlib.sha256(values).digest())
         os.replace(aside, file)
     except OSError as error:
-        raise UserError(f"cannot write {file}: {error}; is there room, and may you write there?") from error
+        raise UserError(f"cannot write {file}: {error}; check free space and permissions") from error
 
 
 @contextmanager
 def _progress(done: int, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to be called with every number of images that are finished; shows a bar, or a line now and then."""
+    """Show progress as a bar, or as lines without a terminal; yield a function to call with the images finished."""
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
         columns = (TextColumn("images"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("ETA"))
@@ -200,13 +201,13 @@ def _progress(done: int, total: int) -> Iterator[Callable[[int], None]]:
             task = bar.add_task("", total=total, completed=done)
             yield lambda images: bar.advance(task, images)
         return
-    spoke = time.monotonic()
+    last_line = time.monotonic()
 
     def advance(images: int) -> None:
-        nonlocal done, spoke
+        nonlocal done, last_line
         done += images
-        if time.monotonic() - spoke > _QUIET_SECONDS or done == total:
+        if time.monotonic() - last_line > _PROGRESS_SECONDS or done == total:
             console.print(f"images {done}/{total}", soft_wrap=True)
-            spoke = time.monotonic()
+            last_line = time.monotonic()
 
     yield advance

@@ -1,17 +1,17 @@
-"""Multi-view datasets in MATLAB files, in the forms in which they are passed round.
+"""Multi-view datasets in MATLAB files, in the layouts in which they are usually published.
 
-What is what in a file (see `matlab` for how it is read) is found out by names, without regard to case and ``_``:
+Variables are identified by name (`matlab` loads the file), ignoring case and ``_``:
 
 * Views: a cell array ``X{1..V}`` (``fea``, ``data``, ...; see VIEWS), a struct with a field for each view, an array
-  (V, N, width), numbered matrices ``x1, x2, ...``, or one matrix ``X``. Under other names a cell array, a struct or
-  numbered matrices are taken for the views if all of them fit the labels and nothing else does.
-* Labels: a vector, a cell array of texts, a one-hot matrix, or a cell array that has the same vector for each view,
+  (V, N, width), numbered matrices ``x1, x2, ...``, or one matrix ``X``. A cell array, a struct or numbered matrices of
+  another name are used if all of them match the number of labels and no other variable does.
+* Labels: a vector, a cell array of strings, a one-hot matrix, or a cell array with the same vector for each view,
   named ``Y``, ``gt``, ... (see LABELS).
-* Samples in rows or columns: the number of labels decides, for each view.
-* ``feanames``, ``categories`` and the like name views and classes where they have the right number of texts.
-* ``x1_train``, ``x1_test``, ..., ``gt_train``, ``gt_test``: the two parts are joined.
+* Samples may be in rows or columns; the number of labels decides, for each view.
+* ``feanames``, ``categories`` etc. are names of views and classes if the number of strings matches.
+* ``x1_train``, ``x1_test``, ..., ``gt_train``, ``gt_test``: the two parts are concatenated.
 
-All this may also lie inside a struct.
+All of these may also be fields of a struct.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASS_NAMES = ("categories", "classnames", "classes")
 
 
 def recognises(path: Path) -> bool:
-    """By suffix or first bytes (version 4 has no first bytes of its own)."""
+    """Whether the suffix or the first bytes are those of a MAT-file (version 4 has no signature)."""
     if path.suffix.lower() == ".mat":
         return not os.path.isdir(path)
     try:
@@ -51,7 +51,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, scratch: Path) -> Source:
-    """The views and labels of a MATLAB file; `scratch` is not used."""
+    """Read the views and labels of a MATLAB file; `scratch` is unused."""
     version, variables = load(path)
     try:
         return _interpret(path, version, variables)
@@ -61,24 +61,24 @@ def read(path: Path, scratch: Path) -> Source:
 
 @dataclass
 class _Candidate:
-    """What could be the views or the labels."""
+    """A variable, or several numbered ones, that could be the views or the labels."""
 
-    name: str  # as it is looked up
+    name: str  # normalised by `_fold`
     part: str  # "", "_train" or "_test"
-    title: str  # for people
-    cells: dict[str, Value]  # by how each is written in MATLAB
+    title: str  # for messages
+    cells: dict[str, Value]  # by MATLAB expression, e.g. X{1}
     struct: bool = False
 
 
 @dataclass
 class _Found:
-    """Views and labels that fit each other."""
+    """Views and labels with the same number of samples."""
 
     views: _Candidate
     labels: _Candidate
     matrices: dict[str, Values]  # samples in rows
-    values: np.ndarray  # of the labels
-    turned: list[str]  # keys of the matrices that had samples in columns
+    values: np.ndarray  # the labels
+    transposed: list[str]  # keys of the matrices that had samples in columns
 
 
 def _interpret(path: Path, version: str, variables: dict[str, Value]) -> Source:
@@ -94,20 +94,20 @@ def _interpret(path: Path, version: str, variables: dict[str, Value]) -> Source:
         "views": "; ".join(part.views.title for part in found),
         "labels": "; ".join(part.labels.title for part in found),
     }
-    if turned := [key for part in found for key in part.turned]:
-        everywhere = len(turned) == len(views) * len(parts)
-        details["orientation"] = "samples in columns" + ("" if everywhere else f" of {', '.join(turned)}")
-    view_names = _texts(candidates, VIEW_NAMES, len(views)) or fields
-    class_names = None if labels.dtype.kind == "U" else _texts(candidates, CLASS_NAMES, len(np.unique(labels)))
+    if transposed := [key for part in found for key in part.transposed]:
+        all_views = len(transposed) == len(views) * len(parts)
+        details["orientation"] = "samples in columns" + ("" if all_views else f" of {', '.join(transposed)}")
+    view_names = _find_names(candidates, VIEW_NAMES, len(views)) or fields
+    class_names = None if labels.dtype.kind == "U" else _find_names(candidates, CLASS_NAMES, len(np.unique(labels)))
     return Source(views, labels, [path], view_names, class_names, details=details)
 
 
 def _candidates(variables: Mapping[str, Value]) -> Iterator[_Candidate]:
-    """Every variable and every field of a struct, and numbered matrices taken together."""
+    """Yield every variable, every field of a struct, and every group of numbered matrices."""
     numbered: dict[tuple[str, str], dict[int, str]] = {}
     flat = dict(_flatten(variables))
     for key, value in flat.items():
-        base, number, part = _split(key)
+        base, number, part = _split_name(key)
         name = _fold(base + number)
         if isinstance(value, list):
             cells: dict[str, Value] = {f"{key}{{{i}}}": cell for i, cell in enumerate(value, 1)}
@@ -135,8 +135,8 @@ def _flatten(variables: Mapping[str, Value], within: str = "") -> Iterator[tuple
             yield from _flatten(value, f"{within}{key}.")
 
 
-def _split(key: str) -> tuple[str, str, str]:
-    """``x12_train``: ``x``, ``12``, ``_train``."""
+def _split_name(key: str) -> tuple[str, str, str]:
+    """Split ``x12_train`` into ``x``, ``12``, ``_train``."""
     start, _, part = key.rpartition("_")
     if part.lower() not in ("train", "test"):
         start, part = key, ""
@@ -145,7 +145,7 @@ def _split(key: str) -> tuple[str, str, str]:
 
 
 def _find(candidates: list[_Candidate], listing: str) -> _Found:
-    """The first labels and views that fit each other, by the order of names in LABELS and VIEWS; or a UserError."""
+    """Find the first matching labels and views, in the order of names in LABELS and VIEWS, or raise a UserError."""
     labels, problems = [], []
     for candidate in _named(candidates, LABELS):
         try:
@@ -156,33 +156,33 @@ def _find(candidates: list[_Candidate], listing: str) -> _Found:
         raise problems[0]
     if not labels:
         raise UserError(
-            f"no labels found, named {', '.join(LABELS)} in any case; the file has {listing}; rename the labels to Y"
+            f"no labels named {', '.join(LABELS)} (in any case) found; the file has {listing}; rename the labels to Y"
         )
-    known = sorted(_named(candidates, VIEWS), key=lambda c: c.title in c.cells)  # one matrix comes last
+    known = sorted(_named(candidates, VIEWS), key=lambda c: c.title in c.cells)  # single matrices last
     for label, values in labels:
         for candidate in known:
-            if matrices := _fitting(candidate, label, len(values)):
-                return _turned(candidate, label, matrices, values)
+            if matrices := _matching(candidate, label, len(values)):
+                return _orient(candidate, label, matrices, values)
     label, values = labels[0]
     others = [
         (candidate, matrices)
         for candidate in candidates
         if len(candidate.cells) > 1
         and candidate.name not in map(_fold, LABELS)
-        and (matrices := _fitting(candidate, label, len(values)))
+        and (matrices := _matching(candidate, label, len(values)))
         and any(1 not in matrix.shape for matrix in matrices.values())
     ]
     if len(others) == 1:
-        return _turned(others[0][0], label, others[0][1], values)
+        return _orient(others[0][0], label, others[0][1], values)
     if others:
         titles = " or ".join(candidate.title for candidate, _ in others)
         raise UserError(f"the views could be {titles}; rename the right ones to X")
     for candidate in known:
         for key, cell in candidate.cells.items():
-            _complain(key, cell, label, len(values))
+            _check_view(key, cell, label, len(values))
     raise UserError(
-        f"no views found for the {len(values)} labels in {label.title}: a cell array, a struct, numbered matrices or "
-        f"one matrix, named {', '.join(VIEWS)} in any case; the file has {listing}; rename the views to X"
+        f"no views found for the {len(values)} labels in {label.title}: expected a cell array, a struct, numbered "
+        f"matrices or one matrix named {', '.join(VIEWS)} (in any case); the file has {listing}; rename the views to X"
     )
 
 
@@ -190,34 +190,34 @@ def _named(candidates: list[_Candidate], names: tuple[str, ...]) -> list[_Candid
     return [candidate for name in map(_fold, names) for candidate in candidates if candidate.name == name]
 
 
-def _fitting(candidate: _Candidate, label: _Candidate, samples: int) -> dict[str, Values]:
-    """The matrices if all of them have a dimension of `samples`, else none; a struct may hold the labels, too."""
+def _matching(candidate: _Candidate, label: _Candidate, samples: int) -> dict[str, Values]:
+    """Return the matrices if all have a dimension of `samples`, else an empty dict; labels in a struct are ignored."""
     cells = {key: cell for key, cell in candidate.cells.items() if key not in label.cells}
     matrices = {key: cell for key, cell in cells.items() if _is_matrix(cell) and samples in cell.shape}
     return matrices if len(matrices) == len(cells) else {}
 
 
-def _complain(key: str, value: Value, label: _Candidate, samples: int) -> None:
-    """A UserError where `value` cannot be a view of that many samples."""
+def _check_view(key: str, value: Value, label: _Candidate, samples: int) -> None:
+    """Raise a UserError if `value` cannot be a view of `samples` samples."""
     if isinstance(value, np.ndarray | csr_matrix) and value.dtype.kind == "c":
-        raise UserError(f"{key} has complex numbers; save real ones, for example abs({key})")
+        raise UserError(f"{key} has complex numbers; save real numbers, for example abs({key})")
     if not _is_matrix(value):
-        raise UserError(f"{key} is no matrix of numbers but {_describe(value)}; save each view as a matrix")
+        raise UserError(f"{key} is not a numeric matrix but {_describe(value)}; save each view as a matrix")
     if samples not in value.shape:
         raise UserError(
-            f"view {key} is {_describe(value)}, and neither dimension fits the {samples} labels in {label.title}; "
-            "every view needs all samples"
+            f"view {key} is {_describe(value)}, but neither dimension is {samples}, the number of labels in "
+            f"{label.title}; save all samples in every view"
         )
 
 
-def _turned(candidate: _Candidate, label: _Candidate, matrices: dict[str, Values], values: np.ndarray) -> _Found:
-    """Samples in rows. A square view lies as all the others do, if they agree; else its samples are in rows."""
+def _orient(candidate: _Candidate, label: _Candidate, matrices: dict[str, Values], values: np.ndarray) -> _Found:
+    """Transpose views with samples in columns; a square view is transposed if all other views are."""
     square = (len(values), len(values))
     in_columns = {key: matrix.shape[0] != len(values) for key, matrix in matrices.items() if matrix.shape != square}
     others = bool(in_columns) and all(in_columns.values())
-    turned = [key for key in matrices if in_columns.get(key, others)]
-    rows = {key: _floats(matrix.T if key in turned else matrix) for key, matrix in matrices.items()}
-    return _Found(candidate, label, rows, values, turned)
+    transposed = [key for key in matrices if in_columns.get(key, others)]
+    rows = {key: _floats(matrix.T if key in transposed else matrix) for key, matrix in matrices.items()}
+    return _Found(candidate, label, rows, values, transposed)
 
 
 def _floats(values: Values) -> Values:
@@ -226,13 +226,13 @@ def _floats(values: Values) -> Values:
 
 
 def _join(found: list[_Found]) -> list[Values]:
-    """The views, those of several parts one under the other."""
+    """Return the views, with the train and test parts concatenated."""
     parts = [list(part.matrices.values()) for part in found]
     if len(parts) == 1:
         return parts[0]
     if len({tuple(view.shape[1] for view in part) for part in parts}) > 1:
         titles = " and ".join(part.views.title for part in found)
-        raise UserError(f"{titles} differ in number or width; the two parts need the same views")
+        raise UserError(f"{titles} differ in number or width; save the same views in both parts")
     return [
         vstack(views, format="csr") if any(map(issparse, views)) else np.concatenate(views)
         for views in zip(*parts, strict=True)
@@ -240,25 +240,25 @@ def _join(found: list[_Found]) -> list[Values]:
 
 
 def _labels(candidate: _Candidate) -> np.ndarray:
-    """The labels, or a UserError, also where views have different ones."""
+    """Return the labels; raise a UserError if they are invalid or differ between views."""
     texts = [cell for cell in candidate.cells.values() if isinstance(cell, str)]
     if len(texts) == len(candidate.cells) > 1:
         return np.array(texts)
     vectors = [_vector(key, cell) for key, cell in candidate.cells.items()]
     if not vectors:
-        raise UserError(f"the labels {candidate.title} are empty; save a vector with one number for each sample")
+        raise UserError(f"the labels {candidate.title} are empty; save a vector with one number per sample")
     if not all(np.array_equal(vectors[0], vector) for vector in vectors):
-        raise UserError(f"the labels {candidate.title} differ; views of the same samples have the same labels")
+        raise UserError(f"the labels {candidate.title} differ; save the same labels for all views")
     return vectors[0]
 
 
 def _vector(key: str, value: Value) -> np.ndarray:
-    """Labels as whole numbers, from a row, a column or a one-hot matrix (samples in rows or columns)."""
+    """Return labels as integers, from a row, a column or a one-hot matrix (samples in rows or columns)."""
     if _is_matrix(value) and 1 in value.shape:
         vector = np.ravel(value if isinstance(value, np.ndarray) else value.toarray())
         broken = np.flatnonzero(~(np.abs(vector) < 2**53) | (np.rint(vector) != vector))
         if len(broken):
-            raise UserError(f"{key}({broken[0] + 1}) is {vector[broken[0]]}; labels are whole numbers or texts")
+            raise UserError(f"{key}({broken[0] + 1}) is {vector[broken[0]]}; labels must be integers or strings")
         return vector.astype(np.int64)
     if _is_matrix(value) and 0 not in value.shape:
         for matrix in (coo_matrix(value), coo_matrix(value.T)):
@@ -267,12 +267,13 @@ def _vector(key: str, value: Value) -> np.ndarray:
             if (matrix.data == 1).all() and np.array_equal(matrix.row[order], np.arange(matrix.shape[0])):
                 return matrix.col[order].astype(np.int64)
     raise UserError(
-        f"the labels {key} are {_describe(value)}; save a vector of numbers, a cell array of texts, or a matrix with a "
-        "single 1 for each sample"
+        f"the labels {key} are {_describe(value)}; save a vector of numbers, a cell array of strings, or a "
+        "one-hot matrix"
     )
 
 
-def _texts(candidates: list[_Candidate], names: tuple[str, ...], count: int) -> list[str] | None:
+def _find_names(candidates: list[_Candidate], names: tuple[str, ...], count: int) -> list[str] | None:
+    """Return the first list of `count` strings stored under one of these names."""
     for candidate in _named(candidates, names):
         texts = [cell for cell in candidate.cells.values() if isinstance(cell, str)]
         if len(texts) == len(candidate.cells) == count:
@@ -285,12 +286,12 @@ def _is_matrix(value: Value) -> TypeGuard[Values]:
 
 
 def _fold(key: str) -> str:
-    """``S.Class_Names``: ``classnames``."""
+    """Normalise a name: ``S.Class_Names`` to ``classnames``."""
     return key.rpartition(".")[2].lower().replace("_", "")
 
 
 def _describe(value: Value) -> str:
-    """The kind and size of a value, for people."""
+    """Describe the type and size of a value for messages."""
     if isinstance(value, Object):
         return f"a MATLAB object of class {value.kind}"
     if isinstance(value, str):
@@ -298,5 +299,5 @@ def _describe(value: Value) -> str:
     if isinstance(value, dict):
         return f"a struct of {', '.join(value)}"
     if isinstance(value, list):
-        return f"{len(value)} {'texts' if value and all(isinstance(item, str) for item in value) else 'cells'}"
+        return f"{len(value)} {'strings' if value and all(isinstance(item, str) for item in value) else 'cells'}"
     return " x ".join(map(str, value.shape)) + (" sparse" if issparse(value) else "")

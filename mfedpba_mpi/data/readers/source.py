@@ -1,12 +1,12 @@
-"""What a reader finds in files: views and labels as they are there, not yet matched with any dataset.
+"""The reader interface, and its result: views and labels as found in the files, not yet matched with the catalog.
 
 A reader is a module with
 
-* ``FORMAT``, what it reads, a line for people,
-* ``recognises(path)``, whether `path` looks like it (cheap: names and first bytes; never raises), and
-* ``read(path, scratch)``, its `Source`, or a UserError of one line that names the file and what is wrong with it. A
-  reader that takes minutes keeps what it has done in the directory `scratch`, to go on from there when it is started
-  again; it makes the directory when it needs it, and the importer removes it once the dataset is written.
+* ``FORMAT``, a one-line description of the format for the user,
+* ``recognises(path)``, whether `path` looks like this format (cheap: names and first bytes; never raises), and
+* ``read(path, scratch)``, which returns a `Source` or raises a one-line UserError with the file and the problem. A
+  reader that takes minutes saves partial results in the directory `scratch`, from which an interrupted import
+  continues. It creates the directory on demand; the importer removes it once the dataset is written.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from mfedpba_mpi.data.store import Values
 
 @dataclass
 class Source:
-    """N samples: `views` are (N, width) matrices of numbers, dense or CSR; `labels` are (N,) numbers or texts."""
+    """N samples: `views` are (N, width) numeric matrices, dense or CSR; `labels` are (N,) numbers or strings."""
 
     views: list[Values]
     labels: np.ndarray
-    files: list[Path]  # all that was read; they are digested into the provenance
-    view_names: list[str] = field(default_factory=list)  # none, or one for each view
-    class_names: list[str] | None = None  # of the labels in sorted order, where the files say more than the labels
-    classes: int = 0  # where the files say so; else the number of different labels
-    details: dict[str, str] = field(default_factory=dict)  # goes into the provenance
+    files: list[Path]  # all files read; their digest goes into the provenance
+    view_names: list[str] = field(default_factory=list)  # empty, or one for each view
+    class_names: list[str] | None = None  # for the labels in sorted order, if the files contain names
+    classes: int = 0  # if the files contain the number; 0: count the distinct labels
+    details: dict[str, str] = field(default_factory=dict)  # added to the provenance
 
 
 class Reader(Protocol):
-    """A module of this package that reads one format."""
+    """Interface of the modules that read one format each."""
 
     FORMAT: str
 
@@ -43,10 +43,10 @@ class Reader(Protocol):
 
 
 def draw_evenly(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Sorted positions of `count` samples, from every class the same number, or all of a class that has fewer.
+    """Draw `count` samples, the same number from every class, or all of a smaller class; return sorted positions.
 
-    What small classes lack is spread over the others; where that does not come out even, the classes that come first
-    in sorted order get one more.
+    The other classes make up for small ones; if the rest is not divisible, the first classes in sorted order get one
+    more.
     """
     values, sizes = np.unique(labels, return_counts=True)
     quota = np.zeros_like(sizes)
@@ -57,6 +57,6 @@ def draw_evenly(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.
     return np.sort(np.concatenate(parts))
 
 
-def drawn_words(available: int, count: int) -> str:
-    """What `draw_evenly` has made of so many samples, for the provenance."""
+def describe_draw(available: int, count: int) -> str:
+    """Describe the result of `draw_evenly` for the provenance."""
     return f"{count} drawn evenly" if available > count else f"all, as there are no more than {count}"

@@ -1,4 +1,4 @@
-"""MATLAB files of any version, for tests."""
+"""Write MATLAB files of any version, for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def write(path: Path, version: str, **variables: Any) -> Path:
 
 
 def write_hdf5(path: Path, variables: dict[str, Any]) -> None:
-    """As MATLAB writes version 7.3: HDF5 behind 512 bytes that start with a header, dimensions reversed."""
+    """Write version 7.3 like MATLAB: HDF5 behind a 512-byte block with a header, dimensions reversed."""
     with h5py.File(path, "w", userblock_size=512) as file:
         refs = file.create_group("#refs#")
         for key, value in variables.items():

@@ -1,4 +1,4 @@
-"""Files with X0, X1, ... and y."""
+"""HDF5 files with X0, X1, ... and y."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def make_source(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_views_labels_names_and_attributes_come_through(tmp_path: Path) -> None:
+def test_views_labels_names_and_attributes_are_read(tmp_path: Path) -> None:
     path = make_source(tmp_path / "source.h5")
     found = h5.read(path, tmp_path)
     np.testing.assert_array_equal(found.views[0], np.arange(18).reshape(6, 3))
@@ -45,26 +45,26 @@ def test_views_labels_names_and_attributes_come_through(tmp_path: Path) -> None:
         ({"y": None}, "views X0, X1"),
         ({"X0": None}, "views X0, X1"),
         ({"X0": None, "X1": None}, "views X0, X1"),
-        ({"X0": np.zeros(6)}, "X0 is no matrix of numbers"),
-        ({"X0": np.array([[b"a"] * 3] * 6)}, "X0 is no matrix of numbers"),
+        ({"X0": np.zeros(6)}, "X0 is not a numeric matrix"),
+        ({"X0": np.array([[b"a"] * 3] * 6)}, "X0 is not a numeric matrix"),
         ({"X1/indices": np.full(19, 99)}, "views X0, X1"),
     ],
 )
-def test_a_wrong_file_is_a_user_error(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_an_invalid_file_is_a_user_error(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     source = make_source(tmp_path / "source.h5", **changes)
     with pytest.raises(UserError, match=re.escape(message)):
         h5.read(source, tmp_path)
 
 
-def test_a_file_cut_short_is_a_user_error(tmp_path: Path) -> None:
+def test_a_truncated_file_is_a_user_error(tmp_path: Path) -> None:
     source = make_source(tmp_path / "source.h5")
     source.write_bytes(source.read_bytes()[:1500])
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="truncated"):
         h5.read(source, tmp_path)
 
 
-def test_a_view_that_lies_in_another_file_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
     make_source(tmp_path / "other.h5")
     source = make_source(tmp_path / "source.h5", X0=h5py.ExternalLink("other.h5", "/X0"))
-    with pytest.raises(UserError, match="X0 leads to another file"):
+    with pytest.raises(UserError, match="X0 is a link to another file"):
         h5.read(source, tmp_path)

@@ -1,4 +1,4 @@
-"""A folder of class folders becomes three views; what was described once is not described again."""
+"""A directory of class directories is read as three views; cached descriptors are not computed again."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ CLASSES = ["Zebra", "ant", "ant_lion"]
 
 
 class Started(Exception):
-    """Workers would have been started."""
+    """Raised instead of starting workers."""
 
 
 def no_workers(*_: object) -> None:
@@ -33,7 +33,7 @@ def paint(path: Path, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def painted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a folder `photos` that was read with the scratch directory `scratch`."""
+    """A directory with images in `photos`, which were read with the scratch directory `scratch`."""
     home = tmp_path_factory.mktemp("painted")
     for label, name in enumerate(CLASSES):
         for i, file in enumerate(["b.PNG", "a.jpg", "c.jpeg"]):
@@ -49,13 +49,13 @@ def painted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(painted: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of `painted`."""
     return shutil.copytree(painted, tmp_path / "home")
 
 
 @pytest.fixture
 def read_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Source]:
-    """Reads the copy; where anything has to be described, there is an exception."""
+    """A function that reads the copy, and raises an exception if anything is not cached."""
     monkeypatch.setattr(images, "ProcessPoolExecutor", no_workers)
     return lambda: images.read(home / "photos", home / "scratch")
 
@@ -69,7 +69,7 @@ def test_classes_and_samples_are_sorted_by_name(read_again: Callable[[], Source]
     assert [file.relative_to(home / "photos").as_posix() for file in source.files] == files
 
 
-def test_the_views_are_those_of_the_files(read_again: Callable[[], Source]) -> None:
+def test_the_views_are_the_descriptors_of_the_files(read_again: Callable[[], Source]) -> None:
     source = read_again()
     assert source.view_names == ["HOG", "GIST", "LBP"]
     assert [(view.shape, view.dtype) for view in source.views] == [((9, w), np.float16) for w in (1984, 512, 928)]
@@ -78,7 +78,7 @@ def test_the_views_are_those_of_the_files(read_again: Callable[[], Source]) -> N
         np.testing.assert_array_equal(np.concatenate([view[row] for view in source.views]), described)
 
 
-def test_the_folder_of_caltech_may_lie_one_below(read_again: Callable[[], Source], home: Path) -> None:
+def test_the_parent_of_the_caltech_directory_is_accepted(read_again: Callable[[], Source], home: Path) -> None:
     (home / "photos").rename(home / "101_ObjectCategories")
     paint(home / "Annotations" / "a.png", 0)
     assert images.recognises(home)
@@ -116,57 +116,59 @@ def test_a_part_with_a_flipped_bit_is_described_again(read_again: Callable[[], S
         read_again()
 
 
-def test_an_interruption_keeps_what_is_finished(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, scratch, keep = images.read(home / "photos", home / "scratch"), home / "new", images._keep
-    kept: list[Path] = []
+def test_an_interruption_keeps_the_finished_parts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, scratch, save_part = images.read(home / "photos", home / "scratch"), home / "new", images._save_part
+    saved: list[Path] = []
 
-    def keep_one(file: Path, rows: np.ndarray) -> None:
-        if kept:
+    def save_one(file: Path, rows: np.ndarray) -> None:
+        if saved:
             raise KeyboardInterrupt
-        kept.append(file)
-        keep(file, rows)
+        saved.append(file)
+        save_part(file, rows)
 
-    monkeypatch.setattr(images, "_keep", keep_one)
+    monkeypatch.setattr(images, "_save_part", save_one)
     with pytest.raises(KeyboardInterrupt):
         images.read(home / "photos", scratch)
-    assert [*scratch.iterdir()] == kept
-    time = kept[0].stat().st_mtime_ns
-    monkeypatch.setattr(images, "_keep", keep)
+    assert [*scratch.iterdir()] == saved
+    time = saved[0].stat().st_mtime_ns
+    monkeypatch.setattr(images, "_save_part", save_part)
     source = images.read(home / "photos", scratch)
-    assert kept[0].stat().st_mtime_ns == time
+    assert saved[0].stat().st_mtime_ns == time
     assert len([*scratch.iterdir()]) == 3
     for view, right in zip(source.views, expected.views, strict=True):
         np.testing.assert_array_equal(view, right)
 
 
-def test_a_broken_image_is_named_and_the_rest_can_go_on_without_it(home: Path) -> None:
+def test_a_broken_image_is_reported_and_the_import_works_without_it(home: Path) -> None:
     broken = home / "photos" / "ant" / "z.jpg"
     broken.write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"cannot read the image .*ant/z\.jpg \(no image\): get it again or remove it"):
+    with pytest.raises(
+        UserError, match=r"cannot read the image .*ant/z\.jpg \(not an image\); get it again or remove it"
+    ):
         images.read(home / "photos", home / "scratch")
     broken.unlink()
     assert len(images.read(home / "photos", home / "scratch").labels) == 9
 
 
-def test_a_scratch_directory_that_cannot_be_written_is_named(home: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write .*README\.txt.*is there room"):
+def test_an_unwritable_scratch_directory_is_reported(home: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*README\.txt.*check free space"):
         images.read(home / "photos", home / "photos" / "README.txt")
 
 
-def test_only_folders_with_images_in_folders_are_recognised(painted: Path, tmp_path: Path) -> None:
+def test_only_directories_with_class_directories_are_recognised(painted: Path, tmp_path: Path) -> None:
     assert images.recognises(painted / "photos")
-    assert not images.recognises(painted / "photos" / "ant")  # images, but no class folders
+    assert not images.recognises(painted / "photos" / "ant")  # images, but no class directories
     assert not images.recognises(painted / "photos" / "ant" / "a.jpg")
     assert not images.recognises(tmp_path / "missing")
     assert not images.recognises(tmp_path)
 
 
-def test_a_folder_without_class_folders_is_refused(painted: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ant has no folders with \.jpg, \.jpeg, \.png files"):
+def test_a_directory_without_class_directories_is_refused(painted: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"ant has no directories with \.jpg, \.jpeg, \.png files"):
         images.read(painted / "photos" / "ant", tmp_path)
 
 
-def test_each_view_of_photographs_tells_their_classes_apart(shared_data: Path, tmp_path: Path) -> None:
+def test_each_view_of_photographs_separates_the_classes(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "raw" / "caltech101_images"
     source = images.read(folder, tmp_path)
     with h5py.File(shared_data / "caltech101.h5") as file:

@@ -1,4 +1,4 @@
-"""Every common form of a MATLAB file gives the same views and labels, in every version of the format."""
+"""Every common layout of a MATLAB file gives the same views and labels, in every version of the format."""
 
 import pickle
 import struct
@@ -32,7 +32,7 @@ def dense(values: Any) -> np.ndarray:
     return values if isinstance(values, np.ndarray) else values.toarray()
 
 
-FORMS: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "a row of cells": dict(X=cell(A, S), Y=Y),
     "a column of cells, a row of labels": dict(fea=cell(A, S).T, gt=Y.T),
     "upper and lower case": dict(DATA=cell(A, S), True_Label=Y),
@@ -66,9 +66,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("form", FORMS)
-def test_all_forms_in_all_versions_give_the_same(tmp_path: Path, form: str, version: str) -> None:
-    path = write(tmp_path / "file.mat", version, **FORMS[form])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_layouts_in_all_versions_give_the_same_views_and_labels(tmp_path: Path, layout: str, version: str) -> None:
+    path = write(tmp_path / "file.mat", version, **LAYOUTS[layout])
     source = read(path)
     first, second = source.views
     assert isinstance(first, np.ndarray)
@@ -90,7 +90,7 @@ def test_version_4_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.uint8, bool])
-def test_any_type_of_number_makes_floats(tmp_path: Path, version: str, dtype: type) -> None:
+def test_all_numeric_types_become_floats(tmp_path: Path, version: str, dtype: type) -> None:
     values = (A > 0).astype(dtype)
     source = read(write(tmp_path / "file.mat", version, X=cell(values, csc_matrix(B > 0)), Y=Y))
     np.testing.assert_array_equal(source.views[0], values)
@@ -113,19 +113,19 @@ def test_one_matrix_is_one_view(tmp_path: Path, version: str) -> None:
     np.testing.assert_array_equal(source.views[0], A)
 
 
-def test_cells_come_before_one_matrix(tmp_path: Path) -> None:
+def test_cell_arrays_have_priority_over_a_single_matrix(tmp_path: Path) -> None:
     source = read(write(tmp_path / "file.mat", "7", X=np.hstack([A, B]), data=cell(A, B), Y=Y))
     assert source.details["views"] == "data{1..2}"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_array_of_three_dimensions_has_the_views_in_the_first(tmp_path: Path, version: str) -> None:
+def test_the_first_of_three_dimensions_is_the_view(tmp_path: Path, version: str) -> None:
     source = read(write(tmp_path / "file.mat", version, X=np.stack([A, A + 1]), Y=Y))
     np.testing.assert_array_equal(source.views, [A, A + 1])
     assert source.details["views"] == "X(1..2,:,:)"
 
 
-def test_parts_of_three_dimensions_are_joined(tmp_path: Path) -> None:
+def test_train_and_test_arrays_of_three_dimensions_are_joined(tmp_path: Path) -> None:
     views = np.stack([A, A + 1])
     parts = dict(x_train=views[:, :4], y_train=Y[:4].T, x_test=views[:, 4:], y_test=Y[4:].T)
     source = read(write(tmp_path / "file.mat", "7", **parts))
@@ -134,7 +134,7 @@ def test_parts_of_three_dimensions_are_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_fields_of_a_struct_name_the_views(tmp_path: Path, version: str) -> None:
+def test_the_field_names_of_a_struct_are_the_view_names(tmp_path: Path, version: str) -> None:
     source = read(write(tmp_path / "file.mat", version, X=dict(hog=A, gist=S, note="text", Y=Y)))
     assert source.view_names == ["hog", "gist"]
     np.testing.assert_array_equal(source.views[0], A)
@@ -142,7 +142,7 @@ def test_the_fields_of_a_struct_name_the_views(tmp_path: Path, version: str) -> 
     np.testing.assert_array_equal(source.labels, LABELS)
 
 
-def test_an_array_of_structs_is_like_cells(tmp_path: Path) -> None:
+def test_an_array_of_structs_is_read_like_a_cell_array(tmp_path: Path) -> None:
     views = np.array([[(A,), (B,)]], dtype=[("values", object)])
     source = read(write(tmp_path / "file.mat", "5", set=views, Y=Y))
     np.testing.assert_array_equal(source.views[0], A)
@@ -150,16 +150,16 @@ def test_an_array_of_structs_is_like_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_details_say_what_was_used(tmp_path: Path, version: str) -> None:
+def test_details_record_the_variables_used(tmp_path: Path, version: str) -> None:
     cells = read(write(tmp_path / "file.mat", version, X=cell(A, S), Y=Y, other=np.eye(2)))
     number = "7.3" if version == "7.3" else "5 to 7.2"
     assert cells.details == {"matlab": f"version {number}", "views": "X{1..2}", "labels": "Y"}
-    parts = read(write(tmp_path / "file.mat", version, **FORMS["a part for training and one for tests"]))
+    parts = read(write(tmp_path / "file.mat", version, **LAYOUTS["a part for training and one for tests"]))
     assert parts.details["views"] == "x1_train, x2_train; x1_test, x2_test"
     assert parts.details["labels"] == "gt_train; gt_test"
 
 
-def test_views_have_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_numbered_views_are_in_numeric_order(tmp_path: Path) -> None:
     numbered = {f"x{i}": A + i for i in (10, 9, 11, 1)}
     source = read(write(tmp_path / "file.mat", "7", **numbered, y=Y))
     assert [view[0, 0] for view in source.views] == [0, 8, 9, 10]
@@ -179,7 +179,7 @@ SQUARE = np.arange(36).reshape(6, 6)
     ],
 )
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_square_view_lies_as_the_others(
+def test_a_square_view_is_oriented_like_the_others(
     tmp_path: Path, version: str, views: tuple[np.ndarray, ...], orientation: str | None
 ) -> None:
     source = read(write(tmp_path / "file.mat", version, X=cell(*views), Y=Y))
@@ -190,7 +190,7 @@ def test_a_square_view_lies_as_the_others(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("texts", [cell("b", "a", "c", "a", "b", "c"), np.array(["b", "a", "c", "a", "b", "c"])])
-def test_labels_may_be_texts(tmp_path: Path, version: str, texts: np.ndarray) -> None:
+def test_labels_may_be_strings(tmp_path: Path, version: str, texts: np.ndarray) -> None:
     source = read(write(tmp_path / "file.mat", version, X=cell(A, S), Y=texts, categories=cell("x", "y", "z")))
     assert source.labels.tolist() == ["b", "a", "c", "a", "b", "c"]
     assert source.class_names is None
@@ -198,51 +198,51 @@ def test_labels_may_be_texts(tmp_path: Path, version: str, texts: np.ndarray) ->
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("views", "classes"), [("feanames", "categories"), ("view_names", "class_names")])
-def test_views_and_classes_have_the_names_in_the_file(tmp_path: Path, version: str, views: str, classes: str) -> None:
+def test_view_and_class_names_are_read(tmp_path: Path, version: str, views: str, classes: str) -> None:
     names = {views: cell("hög", "gist").T, classes: cell("cat", "dog", "bird")}
     source = read(write(tmp_path / "file.mat", version, X=cell(A, S), Y=Y + 1, **names))
     assert source.view_names == ["hög", "gist"]
     assert source.class_names == ["cat", "dog", "bird"]
 
 
-def test_names_of_the_wrong_number_are_left_out(tmp_path: Path) -> None:
+def test_name_lists_of_the_wrong_length_are_ignored(tmp_path: Path) -> None:
     names = dict(names=cell("a", "b", "c"), classes=cell("cat", "dog"), feature_names=cell("a", Y))
     source = read(write(tmp_path / "file.mat", "7", X=cell(A, S), Y=Y, **names))
     assert source.view_names == []
     assert source.class_names is None
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no labels": (
         dict(X=cell(A, S), note="text", s=dict(a=Y, b=Y), z=Y),
-        r"no labels found, named Y, gt, .*; the file has "
+        r"no labels named Y, gt, .* found; the file has "
         r"X \(2 cells\), note \(text\), s \(a struct of a, b\), z \(6 x 1\)",
     ),
     "no views": (
         dict(Y=Y, names=cell("a", "b"), q=S, z=A),
-        r"no views found for the 6 labels in Y: .*, named X, fea, .*; the file has "
-        r"Y \(6 x 1\), names \(2 texts\), q \(6 x 4 sparse\), z \(6 x 3\)",
+        r"no views found for the 6 labels in Y: .* named X, fea, .*; the file has "
+        r"Y \(6 x 1\), names \(2 strings\), q \(6 x 4 sparse\), z \(6 x 3\)",
     ),
-    "two sets that could be the views": (
+    "two variables that could be the views": (
         dict(Y=Y, a1=A, a2=S, b=cell(A, S)),
         r"the views could be b\{1..2\} or a1, a2; rename",
     ),
-    "a view that does not fit": (
+    "a view with too few samples": (
         dict(X=cell(A, S[:5]), Y=Y),
-        r"view X\{2\} is 5 x 4 sparse, and neither dimension fits the 6 labels in Y",
+        r"view X\{2\} is 5 x 4 sparse, but neither dimension is 6, the number of labels in Y",
     ),
     "an empty cell": (dict(X=cell(A, np.zeros((0, 0))), Y=Y), r"view X\{2\} is 0 x 0"),
-    "a numbered view that does not fit": (dict(x1=A, x2=S[:5], Y=Y), "view x2 is 5 x 4 sparse"),
-    "text in a view": (dict(X=cell(A, "text"), Y=Y), r"X\{2\} is no matrix of numbers but text"),
-    "cells in a cell": (dict(X=cell(A, cell(A, S)), Y=Y), r"X\{2\} is no matrix of numbers but 2 cells"),
-    "images in a cell": (dict(X=cell(np.zeros((6, 2, 2)), A), Y=Y), r"X\{1\} is no matrix of numbers but 6 x 2 x 2"),
+    "a numbered view with too few samples": (dict(x1=A, x2=S[:5], Y=Y), "view x2 is 5 x 4 sparse"),
+    "text in a view": (dict(X=cell(A, "text"), Y=Y), r"X\{2\} is not a numeric matrix but text"),
+    "cells in a cell": (dict(X=cell(A, cell(A, S)), Y=Y), r"X\{2\} is not a numeric matrix but 2 cells"),
+    "images in a cell": (dict(X=cell(np.zeros((6, 2, 2)), A), Y=Y), r"X\{1\} is not a numeric matrix but 6 x 2 x 2"),
     "complex numbers": (dict(X=cell(A, B + 1j), Y=Y), r"X\{2\} has complex numbers"),
     "different labels for the views": (dict(X=cell(A, S), Y=cell(Y, Y[::-1])), r"the labels Y\{1..2\} differ"),
-    "labels of several classes at once": (
+    "several classes per sample": (
         dict(X=cell(A, S), Y=ONE_HOT | ONE_HOT[::-1]),
         "the labels Y are 6 x 3; save a vector",
     ),
-    "labels that are no classes": (dict(X=cell(A, S), Y=Y / 2), r"Y\(1\) is 0.5; labels are whole numbers or texts"),
+    "fractional labels": (dict(X=cell(A, S), Y=Y / 2), r"Y\(1\) is 0.5; labels must be integers or strings"),
     "labels with NaN": (dict(X=cell(A, S), Y=np.where(Y == 2, np.nan, Y)), r"Y\(3\) is nan"),
     "empty labels": (dict(X=cell(A, S), Y=np.zeros((0, 1))), "the labels Y are|view"),
     "parts that differ": (
@@ -254,9 +254,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, version: str, what: str) -> None:
-    variables, message = WRONG[what]
+@pytest.mark.parametrize("problem", INVALID)
+def test_invalid_files_are_refused_with_one_line(tmp_path: Path, version: str, problem: str) -> None:
+    variables, message = INVALID[problem]
     path = write(tmp_path / "file.mat", version, **variables)
     with pytest.raises(UserError, match=message) as error:
         read(path)
@@ -264,7 +264,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, version: str, what: s
     assert "\n" not in str(error.value)
 
 
-def test_an_object_of_version_7_3_is_named(tmp_path: Path) -> None:
+def test_a_matlab_object_in_version_7_3_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "file.mat", "7.3", X=cell(A, S), Y=np.zeros((1, 6), np.uint32))
     with h5py.File(path, "r+") as file:
         file["Y"].attrs.update({"MATLAB_class": np.bytes_("categorical"), "MATLAB_object_decode": np.int32(3)})
@@ -272,7 +272,7 @@ def test_an_object_of_version_7_3_is_named(tmp_path: Path) -> None:
         read(path)
 
 
-def test_an_object_of_version_7_is_named(tmp_path: Path) -> None:
+def test_a_matlab_object_in_version_7_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "file.mat", "5", X=cell(A, S))
     inner = write(tmp_path / "inner.mat", "5", y=np.zeros((6, 1), np.uint32)).read_bytes()[128:]
     texts = b"".join(struct.pack("<ii", 1, len(text)) + text.ljust(8, b"\0") for text in (b"Y", b"MCOS", b"string"))
@@ -290,7 +290,7 @@ def test_an_object_of_version_7_is_named(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.mat"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"file\.mat is no MAT-file"):
+    with pytest.raises(UserError, match=r"file\.mat is not a MAT-file"):
         read(path)
 
 
@@ -300,7 +300,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, version: str) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, version: str) -> None:
     path = write(tmp_path / "file.mat", version, X=cell(A, S), Y=Y)
     content = path.read_bytes()
     for size in np.linspace(1, len(content) - 1, 40, dtype=int):
@@ -310,7 +310,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, version: str) -> N
         assert "\n" not in str(error.value)
 
 
-def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_file_is_read_or_refused_with_one_line(tmp_path: Path) -> None:
     path = write(tmp_path / "file.mat", "7", X=cell(A, S), Y=Y)
     content, rng, messages = path.read_bytes(), np.random.default_rng(0), []
     for _ in range(100):
@@ -329,7 +329,7 @@ def test_a_sparse_index_out_of_range_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "file.mat", "7.3", x1=A, x2=S, Y=Y)
     with h5py.File(path, "r+") as file:
         file["x2/ir"][0] = 10**9
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot read"):
         read(path)
 
 
@@ -349,7 +349,7 @@ def test_files_are_recognised_by_suffix_or_first_bytes(tmp_path: Path) -> None:
     ("name", "views", "labels", "sparse"),
     [("Reuters-1200.mat", "X{1..5}", "y", False), ("Reuters-fea-gt.mat", "fea{1..5}", "gt", True)],
 )
-def test_real_files_have_the_values_of_the_same_data_in_hdf5(
+def test_real_files_have_the_same_values_as_in_hdf5(
     shared_data: Path, name: str, views: str, labels: str, sparse: bool
 ) -> None:
     source = read(shared_data / "raw" / name)

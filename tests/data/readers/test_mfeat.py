@@ -1,4 +1,4 @@
-"""The six files of UCI Multiple Features become six views with the labels of their order."""
+"""The six files of UCI Multiple Features are read as six views; the labels follow from the line order."""
 
 import gzip
 import shutil
@@ -16,7 +16,7 @@ WIDTHS = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47, "mor": 6}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The download; the first number of a line is its row, the others are the width."""
+    """A complete download; the first number of a line is its row, the others are the width."""
     path = tmp_path_factory.mktemp("made") / "mfeat"
     path.mkdir()
     for name, width in WIDTHS.items():
@@ -31,7 +31,7 @@ def download(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "mfeat"))
 
 
-def test_views_come_in_the_catalogs_order(made: Path) -> None:
+def test_views_are_in_the_order_of_the_catalog(made: Path) -> None:
     assert mfeat.recognises(made)
     source = mfeat.read(made, made)
     assert source.view_names == list(WIDTHS)
@@ -42,13 +42,13 @@ def test_views_come_in_the_catalogs_order(made: Path) -> None:
     assert source.files == [made / f"mfeat-{name}" for name in WIDTHS]
 
 
-def test_two_hundred_rows_of_each_digit(made: Path) -> None:
+def test_each_digit_has_200_consecutive_rows(made: Path) -> None:
     labels = mfeat.read(made, made).labels
     assert [labels[i] for i in (0, 199, 200, 399, 400, 1999)] == [0, 0, 1, 1, 2, 9]
     assert np.bincount(labels).tolist() == [200] * 10
 
 
-def test_gz_files_and_a_directory_above_do(download: Path, tmp_path: Path) -> None:
+def test_gz_files_and_the_parent_directory_are_accepted(download: Path, tmp_path: Path) -> None:
     plain = download / "mfeat-mor"
     (download / "mfeat-mor.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
@@ -64,14 +64,14 @@ def test_other_directories_and_files_are_not_recognised(tmp_path: Path) -> None:
     assert not mfeat.recognises(tmp_path / "mfeat.info")
 
 
-def test_a_missing_file_is_named(download: Path) -> None:
+def test_a_missing_file_is_reported(download: Path) -> None:
     (download / "mfeat-kar").unlink()
     assert mfeat.recognises(download)
     with pytest.raises(UserError, match="lacks mfeat-kar"):
         mfeat.read(download, download)
 
 
-def test_a_file_cut_short_is_named_with_its_count(download: Path) -> None:
+def test_a_truncated_file_is_reported_with_its_line_count(download: Path) -> None:
     file = download / "mfeat-zer"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:1999]))
     with pytest.raises(UserError, match="mfeat-zer has 1999 lines instead of 2000"):
@@ -80,9 +80,9 @@ def test_a_file_cut_short_is_named_with_its_count(download: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("1 2 3 4 5", "line 3 has 5 columns instead of 6"), ("1 2 3 x 5 6", "line 3: 'x' is no number")],
+    [("1 2 3 4 5", "line 3 has 5 columns instead of 6"), ("1 2 3 x 5 6", "line 3: 'x' is not a number")],
 )
-def test_a_wrong_line_is_named(download: Path, line: str, message: str) -> None:
+def test_an_invalid_line_is_reported(download: Path, line: str, message: str) -> None:
     file = download / "mfeat-mor"
     content = file.read_text().splitlines()
     content[2] = line
@@ -91,7 +91,7 @@ def test_a_wrong_line_is_named(download: Path, line: str, message: str) -> None:
         mfeat.read(download, download)
 
 
-def test_the_real_values_come_through(shared_data: Path, tmp_path: Path) -> None:
+def test_real_values_are_read_exactly(shared_data: Path, tmp_path: Path) -> None:
     with h5py.File(shared_data / "mfeat.h5") as file:
         views, labels = [file[f"X{m}"][()] for m in range(6)], file["y"][()]
     for name, view in zip(WIDTHS, views, strict=True):

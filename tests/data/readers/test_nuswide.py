@@ -1,4 +1,4 @@
-"""NUS-WIDE in any of its layouts gives the images with exactly one of the ten largest concepts."""
+"""All layouts of NUS-WIDE give the images with exactly one of the ten largest concepts."""
 
 import gzip
 import re
@@ -14,11 +14,11 @@ from mfedpba_mpi.errors import UserError
 WIDTHS = {"CH": 64, "CORR": 144, "CM55": 225, "BoW": 500}
 TRAIN = 25
 TEN = [f"c{k}" for k in range(10)]
-# 40 images: i shows concept i % 10, the last two show several of the ten.
+# 40 images: image i shows concept i % 10; the last two show several of the ten.
 SHOWN: list[set[str]] = [{f"c{i % 10}"} for i in range(38)] + [{"c0", "c1"}, {"c2", "c3", "rare"}]
-SHOWN[0] = {"c0", "z"}  # z is none of the ten
+SHOWN[0] = {"c0", "z"}  # z is not one of the ten
 SINGLE = list(range(38))
-MIXED = np.random.default_rng(0).permutation(40)  # where image i lies in the whole files
+MIXED = np.random.default_rng(0).permutation(40)  # row of image i in the whole files
 
 
 def label_file(concept: str, images: list[int]) -> str:
@@ -109,7 +109,7 @@ def test_split_files_are_preferred(split: Path) -> None:
     assert_right(split, list(range(40)))
 
 
-def test_the_layout_is_one_that_is_complete(split: Path) -> None:
+def test_a_complete_layout_is_used(split: Path) -> None:
     write_features(split, WHOLE)
     write_labels(split, WHOLE)
     (split / "Low_Level_Features" / "BoW_Test_int.dat").unlink()
@@ -117,18 +117,20 @@ def test_the_layout_is_one_that_is_complete(split: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [SPLIT, WHOLE])
-def test_a_mixed_download_is_joined_by_the_lists_of_images(tmp_path: Path, labels: dict[str, list[int]]) -> None:
+def test_a_mixed_download_is_joined_by_the_image_lists(tmp_path: Path, labels: dict[str, list[int]]) -> None:
     write_features(tmp_path, WHOLE, ("CH", "CORR", "CM55"))
     write_features(tmp_path, SPLIT, ("BoW",))
     write_labels(tmp_path, labels)
-    with pytest.raises(UserError, match=r"some files whole and some as Train and Test only.*ImageList/Imagelist\.txt"):
+    with pytest.raises(
+        UserError, match=r"some files only whole and some only as Train and Test.*ImageList/Imagelist\.txt"
+    ):
         nuswide.read(tmp_path, tmp_path)
     write_lists(tmp_path, SPLIT | WHOLE)
     assert_right(tmp_path, list(range(40)))
     assert tmp_path / "ImageList" / "TestImagelist.txt" in nuswide.read(tmp_path, tmp_path).files
 
 
-def test_an_image_that_is_not_in_the_whole_list_is_named(tmp_path: Path) -> None:
+def test_an_image_missing_from_the_whole_list_is_reported(tmp_path: Path) -> None:
     write_features(tmp_path, WHOLE, ("CH", "CORR", "CM55"))
     write_features(tmp_path, SPLIT, ("BoW",))
     write_labels(tmp_path, SPLIT)
@@ -137,7 +139,7 @@ def test_an_image_that_is_not_in_the_whole_list_is_named(tmp_path: Path) -> None
         nuswide.read(tmp_path, tmp_path)
 
 
-def test_gz_files_and_a_directory_above_do(split: Path) -> None:
+def test_gz_files_and_the_parent_directory_are_accepted(split: Path) -> None:
     for file in list(split.rglob("*.dat")) + list(split.rglob("*.txt")):
         Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
@@ -154,7 +156,7 @@ def test_5000_images_are_drawn_evenly(tmp_path: Path) -> None:
         labels = "\n".join((shown == k).astype(int).astype(str))
         write(tmp_path / "Groundtruth" / f"Labels_{'abcdefghijk'[k]}.txt", labels)
     source = nuswide.read(tmp_path, tmp_path)
-    # j lacks 200 of its 500, the seven of 500 can give no more, so a and b give 600 each
+    # j has only 300 instead of 500, the seven classes of 500 are exhausted, so a and b give 600 each
     assert Counter(source.labels.tolist()) == {"a": 600, "b": 600, **dict.fromkeys("cdefghi", 500), "j": 300}
     images = source.views[3][:, 0].astype(int)
     assert (np.diff(images) > 0).all()
@@ -164,10 +166,10 @@ def test_5000_images_are_drawn_evenly(tmp_path: Path) -> None:
     assert "5000 drawn evenly" in source.details["subset"]
 
 
-def test_ties_go_by_name(split: Path) -> None:
+def test_ties_are_broken_by_name(split: Path) -> None:
     for part, images in SPLIT.items():
         write(split / "Groundtruth" / "TrainTestLabels" / f"Labels_c8a_{part}.txt", label_file("c8", images))
-    source = nuswide.read(split, split)  # c8, c8a and c9 have three images each, the last place goes to c8a
+    source = nuswide.read(split, split)  # c8, c8a and c9 have three images each; c8a takes the last place
     assert source.class_names == [concept for concept in TEN if concept not in ("c8", "c9")]
     assert "c7, c8, c8a)" in source.details["subset"]
 
@@ -185,7 +187,7 @@ def test_other_directories_are_not_recognised(tmp_path: Path) -> None:
         ("Labels_*", "has labels of 0 concepts; unpack Groundtruth"),
     ],
 )
-def test_missing_files_are_named(split: Path, removed: str, message: str) -> None:
+def test_missing_files_are_reported(split: Path, removed: str, message: str) -> None:
     for file in split.rglob(removed):
         file.unlink()
     with pytest.raises(UserError, match=re.escape(message)):
@@ -213,7 +215,7 @@ def test_missing_files_are_named(split: Path, removed: str, message: str) -> Non
         ("Groundtruth/TrainTestLabels/Labels_c4_Test.txt", "0\n-1\n" * 20, "line 2 is '-1', not 0 or 1"),
     ],
 )
-def test_a_wrong_file_is_an_error_with_its_count_or_line(split: Path, file: str, text: str, message: str) -> None:
+def test_an_invalid_file_is_reported_with_its_count_or_line(split: Path, file: str, text: str, message: str) -> None:
     write(split / file, text)
     with pytest.raises(UserError, match=re.escape(f"{Path(file).name} {message}")):
         nuswide.read(split, split)

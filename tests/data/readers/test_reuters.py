@@ -1,4 +1,4 @@
-"""The five versions of the English documents become five sparse views of the same documents."""
+"""The five versions of the English documents are read as five sparse views."""
 
 import gzip
 from itertools import pairwise
@@ -27,7 +27,7 @@ def download(tmp_path: Path) -> Path:
     return path
 
 
-def test_five_versions_of_the_documents(download: Path) -> None:
+def test_five_versions_of_the_documents_are_read(download: Path) -> None:
     assert reuters.recognises(download)
     source = reuters.read(download, download)
     assert source.view_names == list(WIDTHS)
@@ -45,7 +45,7 @@ def test_a_larger_index_widens_the_view(download: Path) -> None:
     assert [view.shape[1] for view in reuters.read(download, download).views] == [*list(WIDTHS.values())[:4], 11550]
 
 
-def test_files_may_lie_together_gzipped_a_directory_below(download: Path, tmp_path: Path) -> None:
+def test_gzipped_files_in_one_subdirectory_are_accepted(download: Path, tmp_path: Path) -> None:
     flat = tmp_path / "elsewhere" / "flat"
     flat.mkdir(parents=True)
     for language in WIDTHS:
@@ -67,23 +67,25 @@ def test_other_directories_are_not_recognised(tmp_path: Path) -> None:
         ("GR", "CCAT 1:1\nM11 2:1\nCCAT 3:1\n", "Index_EN-GR line 2 has the label M11, Index_EN-EN has C15"),
         ("GR", "CCAT 1:1\nC15 2:1\n", "Index_EN-GR has 2 documents, Index_EN-EN has 3"),
         ("IT", "CCAT 1:1\nC15 2:1\nCCAT 3:1\nCCAT 3:1\n", "Index_EN-IT has 4 documents, Index_EN-EN has 3"),
-        ("FR", "CCAT 1:1\nC15 2:1 3:\nCCAT 3:1\n", "Index_EN-FR line 2 is no row of index:value"),
-        ("FR", "CCAT 1:1\n2:1 3:1\nCCAT 3:1\n", "Index_EN-FR line 2 starts with '2:1' where a label should be"),
+        ("FR", "CCAT 1:1\nC15 2:1 3:\nCCAT 3:1\n", "Index_EN-FR line 2 is not a row of index:value"),
+        ("FR", "CCAT 1:1\n2:1 3:1\nCCAT 3:1\n", "Index_EN-FR line 2 starts with '2:1' instead of a label"),
     ],
 )
-def test_a_wrong_file_is_an_error_with_file_and_line(download: Path, language: str, content: str, message: str) -> None:
+def test_an_invalid_file_is_reported_with_file_and_line(
+    download: Path, language: str, content: str, message: str
+) -> None:
     (download / language / f"Index_EN-{language}").write_text(content)
     with pytest.raises(UserError, match=message):
         reuters.read(download, download)
 
 
-def test_a_missing_language_is_named(download: Path) -> None:
+def test_a_missing_language_is_reported(download: Path) -> None:
     (download / "IT" / "Index_EN-IT").unlink()
     with pytest.raises(UserError, match="lacks Index_EN-IT"):
         reuters.read(download, download)
 
 
-def test_the_real_values_come_through(shared_data: Path, tmp_path: Path) -> None:
+def test_real_values_are_read_exactly(shared_data: Path, tmp_path: Path) -> None:
     topics = np.array(["C15", "CCAT", "E21", "ECAT", "GCAT", "M11"])
     views = []
     with h5py.File(shared_data / "reuters_600.h5") as file:

@@ -1,4 +1,4 @@
-"""Plain tables become views and labels, or an error that names file and line."""
+"""Plain tables are read as views and labels; errors name the file and line."""
 
 import gzip
 import pickle
@@ -17,7 +17,7 @@ VALUES = np.array([[1, 2.5], [-3, 4], [5, 6e2]])
 
 
 class Evil:
-    """Leaves a file when it is loaded from a pickle."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ def read(path: Path) -> Source:
 
 
 def one_view(path: Path, name: str, text: str | bytes) -> Source:
-    """What is read where `text` is the only view, of three samples."""
+    """Read a directory with `text` as the only view, of three samples."""
     (path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     np.save(path / "y.npy", [0, 1, 0])
     return read(path)
@@ -52,13 +52,13 @@ def one_view(path: Path, name: str, text: str | bytes) -> Source:
         "\ufeff1,2.5\n-3,4\n5,6e2\n",
     ],
 )
-def test_text_with_any_delimiter_and_with_or_without_a_header(tmp_path: Path, text: str) -> None:
+def test_text_may_have_any_delimiter_and_a_header(tmp_path: Path, text: str) -> None:
     source = one_view(tmp_path, "view.csv", text)
     np.testing.assert_array_equal(source.views[0], VALUES.astype(np.float32))
     assert source.view_names == ["view"]
 
 
-def test_all_kinds_of_files_in_natural_order(tmp_path: Path) -> None:
+def test_all_file_types_are_read_in_natural_order(tmp_path: Path) -> None:
     sparse = csr_matrix(VALUES * [0, 1])
     (tmp_path / "view10.tsv").write_text("1\t2\n3\t4\n5\t6\n")
     (tmp_path / "view9.csv.gz").write_bytes(gzip.compress(b"1,2\n3,4\n5,7\n"))
@@ -113,7 +113,7 @@ def test_labels_as_an_array(tmp_path: Path, labels: list[object]) -> None:
     assert found.dtype.kind in "iU"
 
 
-def test_a_single_archive_has_labels_and_views(tmp_path: Path) -> None:
+def test_labels_and_views_are_read_from_a_single_archive(tmp_path: Path) -> None:
     path = tmp_path / "all.npz"
     np.savez(path, X10=VALUES + 2, X2=VALUES + 1, Y=[3, 4, 3], n_classes=2, names=np.array(["a", "b"]))
     source = read(path)
@@ -131,7 +131,7 @@ def test_only_a_directory_with_labels_and_an_archive_are_recognised(tmp_path: Pa
     assert not tables.recognises(tmp_path / "missing")
     (tmp_path / "view.npy").rename(tmp_path / "y.npy")
     assert not tables.recognises(tmp_path)
-    with pytest.raises(UserError, match="needs a file for each view and one of labels, named y, label"):
+    with pytest.raises(UserError, match="needs a file for each view and a label file named y, label"):
         tables.read(tmp_path, tmp_path)
 
 
@@ -140,22 +140,22 @@ def test_only_a_directory_with_labels_and_an_archive_are_recognised(tmp_path: Pa
     [
         ("", "is empty"),
         ("\n \n", "is empty"),
-        ("1,2\n3,x\n5,6\n", "line 2: 'x' is no number"),
-        ("a,b\n1,2\n\n3,\n5,6\n", "line 4: '' is no number"),
+        ("1,2\n3,x\n5,6\n", "line 2: 'x' is not a number"),
+        ("a,b\n1,2\n\n3,\n5,6\n", "line 4: '' is not a number"),
         ("1,2\n3,4,5\n5,6\n", "line 2 has 3 columns instead of 2"),
         ("1 2\n3\n5 6\n", "line 2 has 1 column instead of 2"),
-        ("1,b\n1,2\n3,4\n", "line 1: 'b' is no number"),
-        ("1,5;2\n1,5;3\n1,5;4\n", "line 1: '1,5' is no number"),
-        ("1,2 3\n3,4\n5,6\n", "line 1: '1,2 3' is no number"),
-        ("words only\n", "line 1: 'words' is no number"),
-        (",a,b\n0,1,2\n1,3,4\n2,5,6\n", "line 1 has a column without a name"),
-        (",0,1\n0,1,2\n1,3,4\n2,5,6\n", "line 1: '' is no number"),
+        ("1,b\n1,2\n3,4\n", "line 1: 'b' is not a number"),
+        ("1,5;2\n1,5;3\n1,5;4\n", "line 1: '1,5' is not a number"),
+        ("1,2 3\n3,4\n5,6\n", "line 1: '1,2 3' is not a number"),
+        ("words only\n", "line 1: 'words' is not a number"),
+        (",a,b\n0,1,2\n1,3,4\n2,5,6\n", "line 1 has an unnamed column"),
+        (",0,1\n0,1,2\n1,3,4\n2,5,6\n", "line 1: '' is not a number"),
         ("0,1,2,3\n5,5,5,5\n6,6,6,6\n7,7,7,7\n", "line 1 is 0, 1, 2, ..., the column numbers of a data frame"),
         ("1,2\n3,4\n", "has 2 rows, "),
         (b"\x00\xff\x01", "line 1: "),
     ],
 )
-def test_a_wrong_text_is_an_error_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_invalid_text_is_reported_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"view.csv {message}")):
         one_view(tmp_path, "view.csv", text)
 
@@ -169,14 +169,14 @@ def test_a_wrong_text_is_an_error_with_its_line(tmp_path: Path, text: str | byte
         ("0\nnan\n1\n", "NaN or infinite"),
     ],
 )
-def test_wrong_labels_are_an_error(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_label_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     np.save(tmp_path / "view.npy", VALUES)
     (tmp_path / "y.csv").write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
         read(tmp_path)
 
 
-def test_counts_that_differ_are_named_with_both_files(tmp_path: Path) -> None:
+def test_different_numbers_of_rows_and_labels_are_reported(tmp_path: Path) -> None:
     np.save(tmp_path / "view.npy", VALUES)
     (tmp_path / "y.txt").write_text("1\n2\n1\n2\n")
     with pytest.raises(UserError, match=r"view\.npy has 3 rows, .*y\.txt has 4 labels"):
@@ -186,20 +186,20 @@ def test_counts_that_differ_are_named_with_both_files(tmp_path: Path) -> None:
         read(tmp_path / "all.npz")
 
 
-def test_two_files_for_one_thing_are_refused(tmp_path: Path) -> None:
+def test_duplicate_files_are_refused(tmp_path: Path) -> None:
     for file in ("y.npy", "labels.npy", "view.npy"):
         np.save(tmp_path / file, VALUES)
-    with pytest.raises(UserError, match=r"labels\.npy and y\.npy are for the same thing; remove one"):
+    with pytest.raises(UserError, match=r"labels\.npy and y\.npy are duplicates; remove one"):
         read(tmp_path)
     (tmp_path / "labels.npy").rename(tmp_path / "view.csv")
-    with pytest.raises(UserError, match=r"view\.csv and view\.npy are for the same thing"):
+    with pytest.raises(UserError, match=r"view\.csv and view\.npy are duplicates"):
         read(tmp_path)
 
 
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     objects = np.array([Evil(touched), None], dtype=object)
-    never = re.escape("holds Python objects (a pickle), which could run code and is never loaded; save plain arrays")
+    never = re.escape("has Python objects (a pickle), which can run code and are never loaded; save plain arrays")
     np.savez(tmp_path / "all.npz", X0=objects, y=[0, 1])
     with pytest.raises(UserError, match=rf"all\.npz {never}"):
         read(tmp_path / "all.npz")
@@ -219,34 +219,34 @@ def test_damaged_files_are_user_errors(tmp_path: Path, name: str) -> None:
     (np.save if name.endswith("npy") else np.savez)(tmp_path / name, VALUES)
     content = (tmp_path / name).read_bytes()
     for damaged in (b"", b"words", content[: len(content) // 2], content[:-10]):
-        with pytest.raises(UserError, match=f"{name} is no NumPy file, or damaged"):
+        with pytest.raises(UserError, match=f"{name} is not a NumPy file, or damaged"):
             one_view(tmp_path, name, damaged)
 
 
-def test_arrays_that_are_no_matrix_of_numbers_are_refused(tmp_path: Path) -> None:
+def test_views_that_are_not_numeric_matrices_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", [0, 1, 0])
     for values in (VALUES[:, 0], VALUES[None], VALUES.astype(str), VALUES * 1j):
         np.save(tmp_path / "view.npy", values)
-        with pytest.raises(UserError, match=r"view\.npy is .* of shape .*a matrix of numbers"):
+        with pytest.raises(UserError, match=r"view\.npy is .* of shape .*a numeric matrix"):
             read(tmp_path)
     (tmp_path / "view.npy").unlink()
     np.savez(tmp_path / "view.npz", a=VALUES, b=VALUES)
-    with pytest.raises(UserError, match=r"view\.npz holds 2 arrays \(a, b\)"):
+    with pytest.raises(UserError, match=r"view\.npz has 2 arrays \(a, b\)"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("labels", [np.eye(3), np.array(3), np.array([]), np.array([1j, 2, 3])])
-def test_arrays_that_are_no_labels_are_refused(tmp_path: Path, labels: np.ndarray) -> None:
+def test_invalid_label_arrays_are_refused(tmp_path: Path, labels: np.ndarray) -> None:
     np.savez(tmp_path / "all.npz", X0=VALUES, y=labels)
-    with pytest.raises(UserError, match=r"array y is .* of shape .*labels are one number or text a sample"):
+    with pytest.raises(UserError, match=r"array y is .* of shape .*labels are one number or string per sample"):
         read(tmp_path / "all.npz")
 
 
-def test_an_archive_without_labels_or_views_says_what_it_holds(tmp_path: Path) -> None:
+def test_the_error_for_an_incomplete_archive_lists_its_arrays(tmp_path: Path) -> None:
     for arrays, message in (
-        ({"X0": VALUES, "X1": VALUES}, "holds only X0, X1; give it one array of labels"),
-        ({"X0": VALUES, "y": [1, 2, 1], "gt": [1, 2, 1]}, "holds y and gt for labels"),
-        ({"y": [1, 2, 1], "n": 3}, "holds no two-dimensional array but the labels"),
+        ({"X0": VALUES, "X1": VALUES}, "has only X0, X1; save exactly one label array"),
+        ({"X0": VALUES, "y": [1, 2, 1], "gt": [1, 2, 1]}, "has the labels y and gt"),
+        ({"y": [1, 2, 1], "n": 3}, "has no two-dimensional array besides the labels"),
     ):
         np.savez(tmp_path / "all.npz", **arrays)
         with pytest.raises(UserError, match=message):
@@ -266,17 +266,17 @@ def test_an_archive_without_labels_or_views_says_what_it_holds(tmp_path: Path) -
         {"shape": np.array([3, -2])},
     ],
 )
-def test_an_unsound_sparse_matrix_is_a_user_error(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
-    sound = csr_matrix(VALUES)
-    parts = {"data": sound.data, "indices": sound.indices, "indptr": sound.indptr}
+def test_an_invalid_sparse_matrix_is_a_user_error(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
+    valid = csr_matrix(VALUES)
+    parts = {"data": valid.data, "indices": valid.indices, "indptr": valid.indptr}
     np.savez(tmp_path / "view.npz", **{"format": np.array(b"csr"), "shape": np.array([3, 2]), **parts, **change})
     np.save(tmp_path / "y.npy", [0, 1, 0])
-    with pytest.raises(UserError, match=r"view\.npz is no sound CSR or CSC matrix"):
+    with pytest.raises(UserError, match=r"view\.npz is not a valid CSR or CSC matrix"):
         read(tmp_path)
 
 
-def test_other_sparse_kinds_are_refused(tmp_path: Path) -> None:
+def test_other_sparse_formats_are_refused(tmp_path: Path) -> None:
     save_npz(tmp_path / "view.npz", coo_matrix(VALUES))
     np.save(tmp_path / "y.npy", [0, 1, 0])
-    with pytest.raises(UserError, match=r"view\.npz holds 5 arrays \(row, col, format, shape, data\)"):
+    with pytest.raises(UserError, match=r"view\.npz has 5 arrays \(row, col, format, shape, data\)"):
         read(tmp_path)

@@ -55,7 +55,7 @@ def test_videos_are_joined_by_directory_and_id(tmp_path: Path) -> None:
     assert "all, as there are no more than 2000" in source.details["subset"]
 
 
-def test_videos_without_a_family_or_without_a_game_are_left_out(tmp_path: Path) -> None:
+def test_videos_without_a_family_or_a_game_are_dropped(tmp_path: Path) -> None:
     write_all(tmp_path / "train", [(1, 2, "1:1"), (2, 31, "1:2"), (3, 4, "1:3"), (4, 2, "1:4")])
     write(tmp_path / "train", "vision_hog_features", [(4, 2, "1:4"), (2, 31, "1:2"), (1, 2, "1:1")])
     source = youtube.read(tmp_path, tmp_path)
@@ -63,7 +63,7 @@ def test_videos_without_a_family_or_without_a_game_are_left_out(tmp_path: Path) 
     assert [view[:, 0].tolist() for view in source.views] == [[1, 4]] * 6
 
 
-def test_without_ids_lines_are_joined_by_their_count(tmp_path: Path) -> None:
+def test_without_ids_lines_are_joined_by_position(tmp_path: Path) -> None:
     write_all(tmp_path / "training", [(None, 5, "1:1"), (None, 6, "1:2")])
     file = write(tmp_path / "training", "audio_mfcc", [(None, 5, "3:1"), (None, 6, "3:2")])
     file.write_text(file.read_text().replace("6 3:2", "# a comment in between\n\n6 3:2"))
@@ -72,7 +72,7 @@ def test_without_ids_lines_are_joined_by_their_count(tmp_path: Path) -> None:
     assert source.views[0][:, 2].tolist() == [1, 2]
 
 
-def test_gz_files_and_a_directory_above_do(tmp_path: Path) -> None:
+def test_gz_files_and_the_parent_directory_are_accepted(tmp_path: Path) -> None:
     write_all(tmp_path / "a" / "dir_data" / "Validation", [(1, 2, "1:1"), (2, 3, "1:4")])
     for file in tmp_path.rglob("*.txt"):
         Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes()))
@@ -96,11 +96,11 @@ def test_the_ten_largest_games_share_2000_videos_evenly(tmp_path: Path) -> None:
     write_all(tmp_path / "train", rows[:half])
     write_all(tmp_path / "test", rows[half:])
     source = youtube.read(tmp_path, tmp_path)
-    expected = {label: 205 + (label <= 5) for label in range(1, 10)} | {20: 150}  # 20 lacks 50 of its 200
+    expected = {label: 205 + (label <= 5) for label in range(1, 10)} | {20: 150}  # game 20 has only 150 instead of 200
     assert Counter(source.labels.tolist()) == expected
     assert source.class_names == [f"game {label}" for label in [*range(1, 10), 20]]
-    numbers = source.views[2].max(1).astype(int)  # of the video, as written
-    assert (np.diff(numbers) > 0).all()  # as in the files
+    numbers = source.views[2].max(1).astype(int)  # the video's number, written as its value
+    assert (np.diff(numbers) > 0).all()  # in the order of the files
     np.testing.assert_array_equal(source.labels, labels[numbers])
     for view in source.views:
         np.testing.assert_array_equal(view[np.arange(2000), numbers % 64], numbers)
@@ -113,26 +113,26 @@ def test_the_ten_largest_games_share_2000_videos_evenly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([(1, 2, "1:1"), (2, 3, "65:1")], r"train/audio_volume_stream\.txt line 6 has an index beyond the 64"),
-        ([(1, 2, "1:1"), (2, 3, "1:x")], r"audio_volume_stream\.txt line 6 is no row of index:value"),
+        ([(1, 2, "1:1"), (2, 3, "65:1")], r"train/audio_volume_stream\.txt line 6 has an index beyond the width 64"),
+        ([(1, 2, "1:1"), (2, 3, "1:x")], r"audio_volume_stream\.txt line 6 is not a row of index:value"),
         ([(1, 2, "1:1"), (2, 4, "1:1")], r"audio_volume_stream\.txt line 6 has the label 4, audio_mfcc\.txt has 3"),
         (
             [(1, 2, "1:1"), (2, 32, "1:1")],
-            r"audio_volume_stream\.txt line 6 starts with '32', which is no label 1\.\.31",
+            r"audio_volume_stream\.txt line 6 starts with '32' instead of a label 1\.\.31",
         ),
-        ([(1, 2, "1:1"), (None, 3, "1:1")], r"audio_volume_stream\.txt line 5 has no #I with an id"),
+        ([(1, 2, "1:1"), (None, 3, "1:1")], r"audio_volume_stream\.txt line 5 has no id \(#I\)"),
         ([(8, 2, "1:1"), (9, 3, "1:1")], "no video has all of audio_mfcc"),
         ([(None, 2, "1:1"), (None, 3, "1:1")], "no video has all of audio_mfcc"),
     ],
 )
-def test_a_wrong_file_is_an_error_with_file_and_line(tmp_path: Path, rows: Rows, message: str) -> None:
+def test_an_invalid_file_is_reported_with_file_and_line(tmp_path: Path, rows: Rows, message: str) -> None:
     write_all(tmp_path / "train", [(1, 2, "1:1"), (2, 3, "1:1")])
     write(tmp_path / "train", "audio_volume_stream", rows)
     with pytest.raises(UserError, match=message):
         youtube.read(tmp_path, tmp_path)
 
 
-def test_missing_families_are_named_with_their_directory(tmp_path: Path) -> None:
+def test_missing_families_are_reported_with_their_directory(tmp_path: Path) -> None:
     write_all(tmp_path / "train", [(1, 2, "1:1")])
     write(tmp_path / "test", "audio_mfcc", [(1, 2, "1:1")])
     with pytest.raises(UserError, match="the directory test lacks audio_spectrogram_stream, audio_volume_stream, "):
