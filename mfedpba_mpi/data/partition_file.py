@@ -28,8 +28,9 @@ import numpy as np
 from mfedpba_mpi.data.catalog import Dataset, printable
 from mfedpba_mpi.data.partition import Partition, numbered
 from mfedpba_mpi.data.sealed import open_image
-from mfedpba_mpi.data.store import encode_text, get, member, open_file, put, reading, replacing
+from mfedpba_mpi.data.store import encode_text, get, member, new_file, open_file, put, reading
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.files import write_text
 
 FORMAT, VERSION = "mfedpba-partition", 1
 COLUMNS = ("client", "sample", "set", "modalities")
@@ -174,7 +175,7 @@ def _open(path: Path) -> h5py.File:
 def write_partition(path: Path, partition: Partition) -> None:
     """Write a partition as FILE.csv or FILE.h5."""
     if path.suffix == ".h5":
-        with replacing(path, FORMAT, VERSION) as file:
+        with new_file(path, FORMAT, VERSION) as file:
             file.attrs["modalities"] = encode_text(json.dumps(partition.names))
             if partition.samples is not None:
                 file.attrs["samples"] = partition.samples
@@ -192,7 +193,7 @@ def write_partition(path: Path, partition: Partition) -> None:
                 writer.writerows({**common, "set": part, "sample": row} for row in rows.tolist())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(lines.getvalue(), encoding="utf-8")
+            write_text(path, lines.getvalue())
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; choose another path") from None
     else:

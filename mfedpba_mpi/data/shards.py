@@ -35,10 +35,10 @@ from mfedpba_mpi.data.store import (
     get,
     get_rows,
     member,
+    new_file,
     put,
     put_rows,
     reading,
-    replacing,
 )
 from mfedpba_mpi.errors import UserError
 
@@ -64,7 +64,7 @@ def write_shards(path: Path, store: FeatureStore, partition: Partition, key: str
     for k, own in enumerate(partition.modalities):
         owned[k, list(own)] = True
     order = np.concatenate(rows).astype(np.int64)
-    with replacing(Path(path), FORMAT, VERSION) as file:
+    with new_file(Path(path), FORMAT, VERSION) as file:
         file.attrs.update(key=encode_text(key), classes=store.info.classes)
         small = {
             "offsets": _offsets(sizes),

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -33,6 +32,7 @@ from scipy.sparse import csr_matrix, issparse
 
 from mfedpba_mpi.data.catalog import NAME, Dataset, Modality, check_name, printable
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.files import replacing
 
 FORMAT, VERSION = "mfedpba-features", 1
 CHUNK_BYTES = 2**18
@@ -43,23 +43,18 @@ _NO_LOCK = {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 12, 1) e
 
 
 @contextmanager
-def replacing(path: Path, format: str, version: int) -> Iterator[h5py.File]:
-    """Open a new file of a format under a temporary name, and rename it to `path` once it is complete and on disk."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")  # guard.py finds it by the pid
+def new_file(path: Path, format: str, version: int) -> Iterator[h5py.File]:
+    """Open a new HDF5 file of a format, which replaces `path` once it is complete and on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(aside, "w", libver=("v110", "v110"), **_NO_LOCK) as file:  # v110 checksums the metadata
-            file.attrs.update(format=encode_text(format), version=version)
-            yield file
-        with open(aside, "rb+") as done:
-            os.fsync(done.fileno())
-        os.replace(aside, path)
-    except BaseException as error:
-        with suppress(OSError):
-            aside.unlink()
-        if isinstance(error, (OSError, RuntimeError)):
-            raise UserError(f"cannot write {path}: {error}; check free space and permissions") from error
-        raise
+        with replacing(path) as part:
+            with h5py.File(part, "w", libver=("v110", "v110"), **_NO_LOCK) as file:  # v110 checksums the metadata
+                file.attrs.update(format=encode_text(format), version=version)
+                yield file
+            with open(part, "rb+") as done:
+                os.fsync(done.fileno())
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot write {path}: {error}; check free space and permissions") from error
 
 
 def open_file(path: Path) -> h5py.File:
@@ -234,7 +229,7 @@ def write_store(
     header = (info.name, info.classes, info.modalities, origin, tuple(class_names or ()))
     digest = hashlib.sha256(repr(header).encode())
     digest.update(labels.tobytes())
-    with replacing(Path(path), FORMAT, VERSION) as file:
+    with new_file(Path(path), FORMAT, VERSION) as file:
         file.attrs.update(name=encode_text(check_name(info.name)), note=encode_text(info.note), classes=info.classes)
         put(file, "labels", labels)
         if class_names is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mfedpba_mpi.data.guard import run_guarded
-from mfedpba_mpi.data.store import replacing
+from mfedpba_mpi.data.store import new_file
 from mfedpba_mpi.errors import RunError, UserError
 
 SOURCE = Path("some.mat")
@@ -50,7 +50,7 @@ def test_a_crash_names_the_file_and_leaves_nothing_behind(tmp_path: Path) -> Non
     other.touch()
 
     def work() -> None:
-        with replacing(out, "some format", 1):
+        with new_file(out, "some format", 1):
             crash(signal.SIGSEGV)
 
     with pytest.raises(UserError, match=r"^cannot read some\.mat: damaged, .*SIGSEGV.*get the file again$"):

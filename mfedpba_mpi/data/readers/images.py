@@ -21,7 +21,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -33,10 +32,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from mfedpba_mpi.cli.console import Throttle
 from mfedpba_mpi.comm.launcher import available_cores
 from mfedpba_mpi.data.readers.descriptors import WIDTHS, describe
 from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.errors import RunError, UserError
+from mfedpba_mpi.files import replacing
 
 FORMAT = "images: a directory with one directory of .jpg, .jpeg or .png files for each class (101_ObjectCategories)"
 REVISION = 1  # of the descriptors; another number invalidates all cached parts
@@ -182,11 +183,11 @@ def _describe_part(part: list[Path]) -> np.ndarray:
 
 def _save_part(file: Path, rows: np.ndarray) -> None:
     """Write a part: its values, then their SHA-256."""
-    aside = file.with_name(f"{file.name}.{os.getpid()}")
+    values = rows.tobytes()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes((values := rows.tobytes()) + hashlib.sha256(values).digest())
-        os.replace(aside, file)
+        with replacing(file) as part:
+            part.write_bytes(values + hashlib.sha256(values).digest())
     except OSError as error:
         raise UserError(f"cannot write {file}: {error}; check free space and permissions") from error
 
@@ -201,13 +202,13 @@ def _progress(done: int, total: int) -> Iterator[Callable[[int], None]]:
             task = bar.add_task("", total=total, completed=done)
             yield lambda images: bar.advance(task, images)
         return
-    last_line = time.monotonic()
+    throttle = Throttle(_PROGRESS_SECONDS)
 
     def advance(images: int) -> None:
-        nonlocal done, last_line
+        nonlocal done
         done += images
-        if time.monotonic() - last_line > _PROGRESS_SECONDS or done == total:
+        if throttle.due() or done == total:
             console.print(f"images {done}/{total}", soft_wrap=True)
-            last_line = time.monotonic()
+            throttle.reset()
 
     yield advance
