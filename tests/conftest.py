@@ -13,14 +13,15 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 os.environ.pop("COLUMNS", None)  # the width of piped output
 
+import h5py  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from mfedpba_mpi import Run, load_run  # noqa: E402
 from mfedpba_mpi.comm.serial import SerialComm  # noqa: E402
-from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config  # noqa: E402
+from mfedpba_mpi.config.run_config import RunConfig, make_config  # noqa: E402
 from mfedpba_mpi.data.sealed import open_image, seal  # noqa: E402
-from mfedpba_mpi.data.sources import describe  # noqa: E402
+from mfedpba_mpi.data.sources import resolve  # noqa: E402
 from mfedpba_mpi.engine.loop import run_rounds  # noqa: E402
 from mfedpba_mpi.models import architecture, extractors  # noqa: E402
 from mfedpba_mpi.records.run_log import RunLog  # noqa: E402
@@ -37,7 +38,7 @@ def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
 
     def make(**changes: object) -> RunConfig:
         config = make_config({**TINY, **changes})
-        return fit_to_data(config, describe(config, tmp_path))
+        return resolve(config, tmp_path)
 
     return make
 
@@ -65,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         if key not in runs:
             config = make_config({**TINY, **changes})
             directory = tmp_path_factory.mktemp("run")
-            run_rounds(fit_to_data(config, describe(config, data)), data, SerialComm(), [RunLog(directory)])
+            run_rounds(resolve(config, data), data, SerialComm(), [RunLog(directory)])
             runs[key] = load_run(directory)
         return runs[key]
 
@@ -118,16 +119,27 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def killed() -> Callable[[Path], None]:
+def edit_log() -> Callable[[Path, Callable[[h5py.File], object]], Path]:
+    """A function that changes a run's log, with a valid checksum, and returns its path."""
+
+    def edit(path: Path, change: Callable[[h5py.File], object]) -> Path:
+        with open_image(path) as file:
+            change(file)
+            file.flush()
+            image = file.id.get_file_image()
+        path.write_bytes(seal(image))
+        return path
+
+    return edit
+
+
+@pytest.fixture
+def killed(edit_log: Callable[..., Path]) -> Callable[[Path], None]:
     """A function that makes a run look as if it had been killed before its first checkpoint."""
 
     def make(directory: Path) -> None:
         shutil.rmtree(directory / "checkpoints")
-        with open_image(directory / "run.h5") as file:
-            file.attrs["status"] = "running"
-            file.flush()
-            image = file.id.get_file_image()
-        (directory / "run.h5").write_bytes(seal(image))
+        edit_log(directory / "run.h5", lambda file: file.attrs.update(status="running"))
 
     return make
 

@@ -217,7 +217,7 @@ def test_a_resume_without_checkpoint_finds_its_data_again_and_never_takes_others
         other = command(*words, "--data-dir", "empty")
         assert other.returncode == 2
         assert "was started with real data, but " in other.stderr
-        assert f"it was started with --data-dir {real}" in other.stderr
+        assert f"use --data-dir {real}" in other.stderr
         assert (out / "run.h5").read_bytes() == before
 
     done = command("resume", "out")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mfedpba_mpi.comm.devices import check_slurm_gpus, choose_device
+from mfedpba_mpi.comm.devices import check_devices, check_slurm_gpus, choose_device, device_kind
 from mfedpba_mpi.errors import UserError
 
 
@@ -66,3 +66,28 @@ def test_a_run_leaves_no_gpu_idle_unless_told_to(command, monkeypatch):
     assert result.stderr.startswith("mfedpba-mpi: device: SLURM allocated 2 GPUs")
     assert result.stderr.count("\n") == 1
     assert command(*TINY, "--device", "cpu").returncode == 0
+
+
+def test_the_kind_of_a_device_names_type_and_model(monkeypatch):
+    assert device_kind(torch.device("cpu")).startswith("cpu: ")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    assert device_kind(torch.device("cuda:1")) == "cuda: NVIDIA A100"
+
+
+CPU, A100, H100 = "cpu: AMD EPYC", "cuda: NVIDIA A100", "cuda: NVIDIA H100"
+
+
+@pytest.mark.parametrize("kinds", [[CPU] * 3, [A100] * 3, [CPU, "cpu: Intel Xeon"]])
+@pytest.mark.parametrize("requested", ["auto", "cpu", "cuda"])
+def test_ranks_with_the_same_kind_of_device_are_fine(kinds, requested):
+    assert check_devices(kinds, requested) == ""  # models of CPUs are a matter of `cpu_kind`
+
+
+@pytest.mark.parametrize("kinds", [[CPU, A100], [A100, A100, H100]])
+def test_auto_refuses_ranks_with_different_devices(kinds):
+    with pytest.raises(UserError, match=r"different devices \(.* on rank 0, .* on rank \d\).* use --device cpu, or "):
+        check_devices(kinds, "auto")
+
+
+def test_different_gpus_that_were_asked_for_are_a_warning():
+    assert "cuda: NVIDIA A100 on rank 0, cuda: NVIDIA H100 on rank 2" in check_devices([A100, A100, H100], "cuda")

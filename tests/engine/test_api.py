@@ -10,6 +10,7 @@ import torch
 
 from mfedpba_mpi import Observer, RunConfig, load_run, simulate
 from mfedpba_mpi.errors import UserError
+from mfedpba_mpi.methods.mfedpba import MFedPBAServer
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
 
@@ -67,7 +68,7 @@ def test_a_run_that_is_there_is_kept_resumed_or_replaced_as_asked(config, tmp_pa
     replaced = simulate(config, tmp_path / "out", tmp_path / "data", overwrite=True, quiet=True)
     assert replaced.final["client_sha256"] == first.final["client_sha256"]
     other = RunConfig.of(**SETTINGS, lr=0.5, mfedpba={"lambda_1": 0.5})
-    with pytest.raises(UserError, match=r"begun with other settings: lr is 0\.01, not 0\.5"):
+    with pytest.raises(UserError, match=r"started with other settings: lr is 0\.01, not 0\.5"):
         simulate(other, tmp_path / "out", tmp_path / "data", resume=True)
 
 
@@ -172,3 +173,26 @@ def test_a_run_that_an_observer_has_ended_is_resumed_to_the_same_bits(config, tm
     whole = simulate(config, tmp_path / "whole", tmp_path / "data", quiet=True)
     assert resumed.final["client_sha256"] == whole.final["client_sha256"]
     assert Enough.told == ["start after 0", "round 1", "start after 1", "round 2", "end"]
+
+
+def test_warnings_go_to_the_logger_also_when_quiet(config, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(MFedPBAServer, "step", _warning(MFedPBAServer.step))
+    told = []
+
+    class Listener(Observer):
+        def warn(self, t, text):
+            told.append((t, text))
+
+    with caplog.at_level("WARNING", "mfedpba_mpi"):
+        run = simulate(config, tmp_path / "out", tmp_path / "data", quiet=True, observers=[Listener()])
+    assert [record.getMessage() for record in caplog.records] == ["round 1: look out"]
+    assert told == run.warnings == [(1, "look out")]
+
+
+def _warning(step):
+    def with_warning(self, t, phase, received):
+        if t == 1:
+            self.warnings.append("look out")
+        return step(self, t, phase, received)
+
+    return with_warning

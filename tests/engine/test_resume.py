@@ -38,7 +38,7 @@ def test_resume_goes_on_where_a_run_stopped(started, command, tmp_path):
     assert again.returncode == 2
     assert "already holds a run (status interrupted); resume it with `mfedpba-mpi resume out`" in again.stderr
     other = command(*settings, *OUT, "--lr", 0.02, "--resume")
-    assert "begun with other settings: lr is 0.01, not 0.02" in other.stderr
+    assert "started with other settings: lr is 0.01, not 0.02" in other.stderr
     resumed = command("resume", "out")
     assert resumed.returncode == 0, resumed.stderr
     assert f"goes on after round {stopped} of 60" in resumed.stdout

@@ -314,5 +314,5 @@ def test_a_run_warns_once_about_undeclared_state(registered, tiny, tmp_path):
     warnings = Warnings()
     run_rounds(tiny(method="momentum", rounds=4), tmp_path, SerialComm(), [warnings])
     assert len(warnings.messages) == 1
-    assert "server_class.v changes from round to round, but is in no checkpoint" in warnings.messages[0]
+    assert "server_class.v changes from round to round but is not in the checkpoint" in warnings.messages[0]
     assert "`persistent`" in warnings.messages[0]
