@@ -1,8 +1,7 @@
 """Runs as files for other programs: CSV, Parquet, or TensorBoard's event files.
 
-Tables have all runs, told apart by their column `run`, since that is what pandas and R group by; a script that reads
-one run reads fifty. TensorBoard gets a directory a run, since that is what it calls a run; its name says where data are
-synthetic, since TensorBoard shows it beside every curve.
+A table contains all runs, with a column `run` to group by in pandas or R, so a script for one run works for fifty.
+TensorBoard gets one directory per run, which it shows as the run's name; the name says if the data are synthetic.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ Writer = Callable[[Path], None]
 TABLES = {
     "rounds": "rounds_frame", "clients_rounds": "frame", "clients": "clients_frame", "modalities": "modalities_frame"
 }  # fmt: skip
-EVENTS = "events.out.tfevents.mfedpba-mpi"  # one name, so that a second export replaces the first
+EVENTS = "events.out.tfevents.mfedpba-mpi"  # a fixed name, so that a second export replaces the first
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by the names of their directories, with as many of those above as tell them apart."""
+    """Runs by the names of their directories, with as many parent directories as are needed to make them unique."""
     places = [run.path.parent if run.path.name == "run.h5" else run.path.with_suffix("") for run in runs]
     parts = [[printable(part) for part in Path(os.path.abspath(place)).parts[1:]] or ["run"] for place in places]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return dict(zip(names, runs, strict=True))
-    raise UserError(f"the names of {', '.join(map(str, places))} cannot be told apart; rename one")
+    raise UserError(f"the names of {', '.join(map(str, places))} are not unique; rename one")
 
 
 def table_files(runs: dict[str, Run], directory: Path, suffix: str) -> dict[Path, Writer]:
-    """The tables with all runs in each, as CSV or Parquet by their suffix, and the runs' settings."""
+    """Writers of all tables, as CSV or Parquet (`suffix`), and of the runs' settings, by path."""
     files: dict[Path, Writer] = {
         directory / f"{name}.{suffix}": partial(_write_table, runs, name, suffix) for name in TABLES
     }
@@ -49,7 +48,7 @@ def table_files(runs: dict[str, Run], directory: Path, suffix: str) -> dict[Path
 
 
 def event_files(runs: dict[str, Run], directory: Path) -> dict[Path, Writer]:
-    """A directory a run with its scalars, its settings as hyper-parameters and as text."""
+    """Writers of one event file per run, with its scalars and its settings, by path."""
     return {
         directory / f"{name}{bracketed(run.remark)}" / EVENTS: partial(_write_events, name, run)
         for name, run in runs.items()
@@ -72,16 +71,16 @@ def write(files: dict[Path, Writer], overwrite: bool) -> None:
 
 
 def _write_table(runs: dict[str, Run], name: str, suffix: str, path: Path) -> None:
-    """One of TABLES of all runs; in front of each row whose it is and what its numbers are worth."""
+    """Write one of TABLES for all runs. The first columns are run, method, dataset, seed, synthetic and validation."""
     import pandas as pd
 
     frames = []
     for key, run in runs.items():
         frame = getattr(run, TABLES[name])()
-        whose = {"run": key, **{column: frame.attrs[column] for column in ("method", "dataset", "seed")}}
-        frames.append(frame.assign(**whose).astype({column: type(value) for column, value in whose.items()}))
+        labels = {"run": key, **{column: frame.attrs[column] for column in ("method", "dataset", "seed")}}
+        frames.append(frame.assign(**labels).astype({column: type(value) for column, value in labels.items()}))
     table = pd.concat(frames, ignore_index=True)
-    first = [*whose, "synthetic", "validation"]
+    first = [*labels, "synthetic", "validation"]
     table = table[[*first, *(column for column in table.columns if column not in first)]]
     table.attrs = {"runs": {key: frame.attrs for key, frame in zip(runs, frames, strict=True)}}
     if suffix == "csv":
@@ -95,7 +94,7 @@ def _write_settings(runs: dict[str, Run], path: Path) -> None:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """All that the log says about a run as a whole, and what must be said about its numbers."""
+    """The log's attributes, and whether its numbers are of synthetic data or validation rows."""
     return {"synthetic": run.synthetic, "validation": run.validation, **run.attributes}
 
 
@@ -107,7 +106,7 @@ def _write_events(name: str, run: Run, path: Path) -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     start, times = _clock(run)
-    code = json.dumps(_settings(run), indent=2).replace("\n", "\n    ")  # Markdown takes what is indented as it is
+    code = json.dumps(_settings(run), indent=2).replace("\n", "\n    ")  # Markdown shows indented text verbatim
     text = f"**{run.remark or 'real data'}**, {run.status}\n\n    {code}"
     events = [
         Event(wall_time=start, file_version="brain.Event:2"),
@@ -124,7 +123,7 @@ def _write_events(name: str, run: Run, path: Path) -> None:
 
 
 def _clock(run: Run) -> tuple[float, list[float]]:
-    """When the run started and when each round ended, in seconds since 1970; after a resumption from when that was."""
+    """Start time, and end times of all rounds, in seconds since 1970; a resume starts its own clock."""
     import numpy as np
 
     seconds = run.rounds.get("seconds_total", np.zeros(0))
@@ -139,7 +138,7 @@ def _clock(run: Run) -> tuple[float, list[float]]:
 
 
 def _scalars(run: Run) -> Iterator[dict[str, float]]:
-    """By tag, the numbers there are after each round: those of `rounds_frame`, the clients' accuracies, the plans'."""
+    """The scalars of each round by tag: those of `rounds_frame`, clients' accuracies, and transport plans."""
     import pandas as pd
 
     rounds = run.rounds_frame().drop(columns=["correct", "tested", "synthetic", "validation"]).astype(float)
@@ -154,7 +153,7 @@ def _scalars(run: Run) -> Iterator[dict[str, float]]:
 
 
 def _hyper_parameters(run: Run) -> dict[str, bool | float | str]:
-    """The settings as TensorBoard takes them: a method's own as method.name, lists as text, and whose data they are."""
+    """The settings for TensorBoard: a method's own as method.name, lists as text, and the origin of the data."""
     settings = {"data_origin": run.attributes["data_origin"], **flat(run.attributes["config"])}
     return {
         name: value if isinstance(value, (bool, int, float)) else printable(str(value))

@@ -1,18 +1,18 @@
-"""A run as tidy data frames: pandas finds here what `run.h5` has as arrays.
+"""A run as tidy pandas data frames.
 
-Which frame an array of /rounds goes to is told by its shape, so that an array of a new method needs nothing here. The
-first axis is always the round. Of the others
+The shape of an array in /rounds decides which frame it goes to, so the arrays of a new method need no code here. The
+first axis is always the round. The other axes:
 
-* none: a number a round, a column of `rounds_frame`;
+* none: a column of `rounds_frame`;
 * (K,): a column of `clients_rounds_frame`;
 * (M,) and (K, M): rows of `modalities_frame`.
 
-With K = M (one client a modality, the default) the second and the third look alike: there, arrays named ``gw_...``, of
-the server's transport plans, are the modalities', and all others the clients'. An array of any other shape is in no
-frame; ``frame.attrs["left_out"]`` names it.
+With K = M (the default) (K,) and (M,) are the same shape. Then arrays named ``gw_...`` (the server's transport plans)
+are per modality and all others per client. Arrays of other shapes are in no frame; ``frame.attrs["left_out"]`` lists
+them.
 
-Numbers that are not there are missing: NaN, or <NA> where the log has -1 in an array of integers (which become Int64).
-Every frame has the columns `synthetic` and `validation`, which say what its accuracies are worth, and `attrs`.
+Missing numbers are NaN, or <NA> for integers (-1 in the log), whose columns are Int64. Every frame has the columns
+`synthetic` and `validation`, which qualify its accuracies, and `attrs`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import Run, mean_of_clients
 
-OF_MODALITIES = "gw_"  # decides where K = M
-SUMMED = ("bytes_", "wire_", "seconds_")  # over clients, for a row a round
+OF_MODALITIES = "gw_"  # of modalities, even if K = M
+SUMMED = ("bytes_", "wire_", "seconds_")  # over clients, in rows per round
 
 
 def rounds_frame(run: Run) -> pd.DataFrame:
-    """One row a round.
+    """One row per round.
 
-    `accuracy` is the paper's average, sum_k correct_k / sum_k tested_k, `accuracy_<way>` the same for another way to
-    predict, `accuracy_client_mean` the plain mean; `participants` is how many there were. Of the clients' other numbers
-    bytes, wire and seconds are summed, and those with a fraction, as losses, averaged over the clients that have one.
+    `accuracy` is the paper's average, sum_k correct_k / sum_k tested_k; `accuracy_<predictor>` is the same for another
+    predictor; `accuracy_client_mean` is the unweighted mean; `participants` is their number. Bytes and seconds are
+    summed over clients; other floating-point values, such as losses, are averaged over the clients that have one.
     """
     of_clients = _arrays(run, "client")
     columns: dict[str, Any] = {"round": np.arange(1, _length(run) + 1)}
@@ -62,7 +62,7 @@ def rounds_frame(run: Run) -> pd.DataFrame:
 
 
 def clients_rounds_frame(run: Run) -> pd.DataFrame:
-    """One row for each round and client: accuracy, correct, tested, losses, bytes, seconds, whether it took part."""
+    """One row per round and client: accuracy, correct, tested, losses, bytes, seconds, and whether it took part."""
     T, (K, _) = _length(run), run.partition["modalities"].shape
     columns: dict[str, Any] = {"round": np.repeat(np.arange(1, T + 1), K), "client": np.tile(np.arange(K), T)}
     of_clients = _arrays(run, "client")
@@ -74,9 +74,9 @@ def clients_rounds_frame(run: Run) -> pd.DataFrame:
 
 
 def modalities_frame(run: Run) -> pd.DataFrame:
-    """One row a value of the arrays with an axis of modalities: round, client, modality, quantity, value.
+    """One row per value of the arrays with an axis of modalities: round, client, modality, quantity, value.
 
-    `client` is <NA> for what is the server's, as ``gw_trace``. There are no rows for values that are not there.
+    `client` is <NA> for values of the server, such as ``gw_trace``. Missing values have no row.
     """
     names = np.array([printable(name) for name in run.attributes["modalities"]], object)
     none, no_name = np.zeros(0, int), np.zeros(0, object)
@@ -95,7 +95,7 @@ def modalities_frame(run: Run) -> pd.DataFrame:
 
 
 def clients_frame(run: Run) -> pd.DataFrame:
-    """One row a client: its modalities and networks, training and test samples, classes it has, rank, last accuracy."""
+    """One row per client: modalities, networks, training and test samples, number of classes, rank, last accuracy."""
     part, names = run.partition, [printable(name) for name in run.attributes["modalities"]]
     K = len(part["modalities"])
     accuracy = _of(run, _arrays(run, "client"), "accuracy")
@@ -114,13 +114,13 @@ def clients_frame(run: Run) -> pd.DataFrame:
 
 
 def predictions_frame(run: Run) -> pd.DataFrame:
-    """One row a test item in the last round: client, row of the store, modality, true class and predicted class.
+    """One row per test item of the last round: client, row of the store, modality, true class, predicted class.
 
-    An item is a row, or with fusion "separate" a row and a modality, which is <NA> otherwise. Methods with several ways
-    to predict have a column ``predicted_<way>`` for each; `predicted` is the one that accuracies count.
+    An item is a row of the store; with fusion "separate", a row and a modality (otherwise <NA>). Methods with several
+    predictors have a column ``predicted_<predictor>`` for each; `predicted` is the one of the accuracies.
     """
     if "predicted" not in run.final:
-        raise UserError(f"{run.path} holds no predictions: the run is not complete, or was made by an older version")
+        raise UserError(f"{run.path} has no predictions: the run is not complete, or was made by an older version")
     names = np.array([printable(name) for name in run.attributes["modalities"]], object)
     part, start, columns = run.partition, 0, []
     for k, items in enumerate(run.final["predicted_items"]):
@@ -136,14 +136,14 @@ def predictions_frame(run: Run) -> pd.DataFrame:
     clients, rows, modalities, labels, predicted = (np.concatenate(c, -1) for c in zip(*columns, strict=True))
     frame = {"client": clients, "row": rows, "modality": pd.array(modalities, "str"), "true": labels.astype(int)}
     frame["predicted"] = predicted[0].astype(int)
-    ways = run.final["predictors"]
-    if len(ways) > 1:
-        frame |= {f"predicted_{way}": values.astype(int) for way, values in zip(ways, predicted, strict=True)}
+    names = run.final["predictors"]
+    if len(names) > 1:
+        frame |= {f"predicted_{name}": values.astype(int) for name, values in zip(names, predicted, strict=True)}
     return _finish(run, frame)
 
 
 def axes_of(name: str, shape: tuple[int, ...], K: int, M: int) -> tuple[str, ...] | None:
-    """What the axes after the round are, by the rule above; None where it has no answer."""
+    """The axes after the round by the rule of this module; None for other shapes."""
     known: dict[tuple[int, ...], tuple[str, ...]] = {
         (): (), (M,): ("modality",), (K,): ("client",), (K, M): ("client", "modality")
     }  # fmt: skip
@@ -153,7 +153,7 @@ def axes_of(name: str, shape: tuple[int, ...], K: int, M: int) -> tuple[str, ...
 
 
 def _arrays(run: Run, *axes: str) -> dict[str, np.ndarray]:
-    """The arrays of /rounds that have these axes after the round, each with a row for every round."""
+    """The arrays of /rounds with these axes after the round, padded to all rounds."""
     K, M = run.partition["modalities"].shape
     return {
         name: _padded(values, _length(run))
@@ -167,13 +167,13 @@ def _length(run: Run) -> int:
 
 
 def _padded(values: np.ndarray, T: int) -> np.ndarray:
-    """`values` with T rows; an array that a method has stopped writing has fewer."""
+    """`values` padded with missing values to T rows: a method may stop writing an array."""
     missing = {"f": np.nan, "b": False}.get(values.dtype.kind, -1)
     return np.concatenate([values, np.full((T - len(values), *values.shape[1:]), missing, values.dtype)])
 
 
 def _of(run: Run, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """One of the arrays (T, K) that all logs have, but for those before their first round."""
+    """An array (T, K) that every log has from its first round on; empty before."""
     empty = {"accuracy": float, "participants": bool}.get(name, int)
     return arrays[name] if name in arrays else np.zeros((0, len(run.partition["modalities"])), empty)
 
@@ -187,18 +187,18 @@ def _networks(text: str) -> str:
 
 
 def _column(values: Any) -> Any:
-    """Values as a column: integers nullable, and missing where they are negative."""
+    """Values as a column; integers become nullable, and missing where they are negative."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
         return values
     return pd.arrays.IntegerArray(values.astype(np.int64), values < 0)
 
 
 def _finish(run: Run, columns: dict[str, Any]) -> pd.DataFrame:
-    """The frame, with what must be said about its numbers."""
-    keys = ("round", "client")  # never missing, but in modalities_frame, which has made its own
+    """The frame with the columns `synthetic` and `validation`, and `attrs`."""
+    keys = ("round", "client")  # never missing (modalities_frame makes its own)
     frame = pd.DataFrame({name: values if name in keys else _column(values) for name, values in columns.items()})
     frame["synthetic"], frame["validation"] = run.synthetic, run.validation
-    frame = frame.astype({"synthetic": bool, "validation": bool})  # also without rows
+    frame = frame.astype({"synthetic": bool, "validation": bool})  # even without rows
     K, M = run.partition["modalities"].shape
     frame.attrs = {
         **{name: printable(str(run.attributes[name])) for name in ("method", "label", "dataset", "data_origin")},

@@ -1,4 +1,4 @@
-"""A table of text and numbers, and how it goes into LaTeX and CSV."""
+"""A table of text and numbers, and its LaTeX and CSV forms."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NUMBER = re.compile(rf"([-+−]?(?:{_SIZE})(?:[eE][-+]?\d+)?)\s*[%x×]?(?:\s*±
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text or numbers, None or NaN where there is nothing; the first column names the rows.
+    """A table. Cells are text or numbers, None or NaN if empty; the first column contains the row labels.
 
-    `marks` has a 1 at the (row, column) of what is best, shown in bold, and a 2 at that of the second best, underlined.
+    `marks` maps (row, column) to 1 for the best value, shown in bold, and to 2 for the second best, underlined.
     """
 
     name: str
@@ -37,17 +37,17 @@ class Table:
         check_name(self.name)
         if any(len(row) != len(self.headers) for row in self.rows):
             raise ValueError(
-                f"table {self.name}: every row has as many cells as there are headers, {len(self.headers)}"
+                f"table {self.name}: every row needs as many cells as there are headers, {len(self.headers)}"
             )
 
     def numeric(self) -> list[bool]:
-        """Which columns hold more numbers than text."""
+        """Whether each column contains more numbers than text."""
         columns = ([row[i] for row in self.rows if not missing(row[i])] for i in range(len(self.headers)))
         return [2 * sum(number(value) is not None for value in column) > len(column) for column in columns]
 
 
 def as_csv(table: Table, remark: str = "") -> str:
-    """As on the page, but that a deviation is a column of its own and nothing is rounded."""
+    """CSV; deviations have their own columns, and numbers are not rounded."""
     spread = [any(_deviation(row[c]) for row in table.rows) for c in range(len(table.headers))]
 
     def line(cells: Sequence[object], split: bool = True) -> Iterable[object]:
@@ -65,7 +65,7 @@ def as_csv(table: Table, remark: str = "") -> str:
 
 
 def as_latex(table: Table, remark: str = "") -> str:
-    r"""A LaTeX table for booktabs, made smaller by graphicx where it is wider than \linewidth."""
+    r"""LaTeX for booktabs; graphicx scales the table down if it is wider than \linewidth."""
 
     def cell(r: int, c: int, value: object) -> str:
         text = _latex(text_of(value)).replace(MISSING, "--")
@@ -75,7 +75,7 @@ def as_latex(table: Table, remark: str = "") -> str:
 
     def line(cells: Iterable[str]) -> str:
         text = " & ".join(cells)
-        return f"{'{}' if text.startswith(('[', '*')) else ''}{text} \\\\"  # else an option of the \\ before
+        return f"{'{}' if text.startswith(('[', '*')) else ''}{text} \\\\"  # not an option of \\
 
     title = f"{table.title} ({remark})" if remark else table.title
     return "\n".join(
@@ -93,20 +93,20 @@ def as_latex(table: Table, remark: str = "") -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a file, and an anchor."""
+    """Raise a ValueError if `name` cannot be a file name and an HTML anchor."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} does not name a file: use letters, digits, - and _")
 
 
 def missing(value: object) -> bool:
-    """Whether there is nothing in a cell."""
+    """Whether a cell is empty."""
     if isinstance(value, Real):
         return bool(value != value)  # NaN
     return value is None or value in ("", "-", MISSING)
 
 
 def number(value: object) -> float | None:
-    """What a cell is sorted by, the mean of ``49.04 ± 0.21``; None for other text."""
+    """The number by which a cell is sorted, 49.04 for ``49.04 ± 0.21``; None for other text."""
     if isinstance(value, Real):
         return float(value)
     match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -119,19 +119,19 @@ def _deviation(value: object) -> tuple[str, str] | None:
 
 
 def text_of(value: object) -> str:
-    """A cell as it is read."""
+    """The text of a cell."""
     if missing(value):
         return MISSING
     return f"{float(value):.6g}" if isinstance(value, Real) and not isinstance(value, Integral) else str(value)
 
 
 def visible(text: str) -> str:
-    """Text with the number of every character that would not be seen, or would turn the text around."""
+    """Text with invisible and direction-changing characters replaced by their code points."""
     return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _latex(text: str) -> str:
-    """Text on one line; < and > are other characters in LaTeX's old fonts."""
+    """Text on one line for LaTeX; < and > need macros in its old fonts."""
     line = tex(" ".join(visible(text).split()))
     return line.replace("<", r"\textless{}").replace(">", r"\textgreater{}").replace("|", r"\textbar{}")
 
@@ -142,5 +142,5 @@ _TEX: Mapping[str, str] = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 
 def tex(text: str) -> str:
-    """Text as it is, in LaTeX."""
+    """Text with LaTeX's special characters escaped."""
     return re.sub(r"[&%$#_{}~^\\±]", lambda match: _TEX[match[0]], text)

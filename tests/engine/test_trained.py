@@ -54,7 +54,7 @@ def test_without_a_checkpoint_or_before_the_end_there_is_a_clear_error(tmp_path)
     with pytest.raises(UserError, match="has no checkpoint to load the clients from"):
         load_clients(tmp_path / "out")
     run.final.pop("predicted")
-    with pytest.raises(UserError, match="holds no predictions"):
+    with pytest.raises(UserError, match="has no predictions"):
         run.predictions()
     assert load_run(tmp_path / "out").predictions().shape[0] == run.rounds["tested"][-1].sum()
 
