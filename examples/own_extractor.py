@@ -12,10 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mfedpba_mpi import Modality, register_extractor
-from mfedpba_mpi.cli.main import main
-from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.models.inputs import SparseRows
+from mfedpba_mpi import Architecture, Modality, SparseRows, main, register_extractor
 
 
 class Gate(nn.Module):

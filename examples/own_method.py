@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from mfedpba_mpi import HeadMethod, HeadServer, Parameters, average_heads, option, register_method
-from mfedpba_mpi.cli.main import main
-from mfedpba_mpi.comm.layout import Message
+from mfedpba_mpi import HeadMethod, HeadServer, Message, Parameters, average_heads, main, option, register_method
 
 
 @dataclass(frozen=True)
-class HeadAvg(Parameters):
+class HeadAvgParameters(Parameters):
     """Only classifiers are averaged; the global classifier moves towards the mean with momentum."""
 
     label = "HeadAvg"
@@ -51,7 +49,7 @@ class HeadAvgMethod(HeadMethod):
     server_class = HeadAvgServer
 
 
-register_method(HeadAvg, HeadAvgMethod)
+register_method(HeadAvgParameters, HeadAvgMethod)
 
 if __name__ == "__main__":
     main()

@@ -15,9 +15,16 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from mfedpba_mpi import Dataset, Modality, RunConfig, register_extractor, simulate, write_store
-from mfedpba_mpi.models.architecture import Architecture
-from mfedpba_mpi.models.inputs import standardise
+from mfedpba_mpi import (
+    Architecture,
+    Dataset,
+    Modality,
+    RunConfig,
+    register_extractor,
+    simulate,
+    standardise,
+    write_store,
+)
 
 STORE, WEIGHTS = Path("data/halves.h5"), Path("data/encoder.pt")
 

@@ -1,6 +1,6 @@
 """MPI simulator of multimodal federated learning with prototype-guided bilateral alignment (MFedPBA) and its baselines.
 
-What is in `__all__` is public; it is imported when it is asked for, so that the command line starts quickly.
+`__all__` lists the public API. Its names are imported on first use, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mfedpba_mpi.comm.layout import Layout
+    from mfedpba_mpi.cli.main import main
+    from mfedpba_mpi.comm.layout import Layout, Message
     from mfedpba_mpi.config.fields import option
     from mfedpba_mpi.config.run_config import RunConfig
     from mfedpba_mpi.data.catalog import Dataset, Modality, register_dataset
@@ -24,20 +25,24 @@ if TYPE_CHECKING:
     from mfedpba_mpi.methods.params import Parameters
     from mfedpba_mpi.methods.params import register as register_method
     from mfedpba_mpi.methods.training import AutogradLoss, HeadLoss
+    from mfedpba_mpi.models.architecture import Architecture
     from mfedpba_mpi.models.extractors import register as register_extractor
+    from mfedpba_mpi.models.inputs import SparseRows, standardise
     from mfedpba_mpi.records.run import Run, load_run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    # to run and to read
+    # run simulations and read their logs
     "RunConfig": "config.run_config", "simulate": "engine.api", "load_run": "records.run", "Run": "records.run",
     "load_clients": "engine.trained", "Partition": "data.partition",
-    # to watch
+    # follow a run
     "Observer": "engine.observers", "EarlyStopping": "engine.monitors", "JsonLines": "engine.monitors",
     "PrintProgress": "engine.monitors",
-    # to add methods, networks and data
+    # add methods, networks and datasets
     "Method": "methods.base", "Client": "methods.base", "Server": "methods.base", "Layout": "comm.layout",
+    "Message": "comm.layout", "main": "cli.main", "Architecture": "models.architecture",
+    "SparseRows": "models.inputs", "standardise": "models.inputs",
     "HeadMethod": "methods.heads", "HeadClient": "methods.heads", "HeadServer": "methods.heads",
     "average_heads": "methods.heads", "HeadLoss": "methods.training", "AutogradLoss": "methods.training",
     "Parameters": "methods.params", "option": "config.fields", "register_method": "methods.params:register",
@@ -45,10 +50,11 @@ _HOMES = {
     "register_dataset": "data.catalog", "write_store": "data.store",
 }  # fmt: skip
 __all__ = [
-    "AutogradLoss", "Client", "Dataset", "EarlyStopping", "HeadClient", "HeadLoss", "HeadMethod", "HeadServer",
-    "JsonLines", "Layout", "Method", "Modality", "Observer", "Parameters", "Partition", "PrintProgress", "Run",
-    "RunConfig", "Server", "__version__", "average_heads", "load_clients", "load_run", "option", "register_dataset",
-    "register_extractor", "register_method", "simulate", "write_store",
+    "Architecture", "AutogradLoss", "Client", "Dataset", "EarlyStopping", "HeadClient", "HeadLoss", "HeadMethod",
+    "HeadServer", "JsonLines", "Layout", "Message", "Method", "Modality", "Observer", "Parameters", "Partition",
+    "PrintProgress", "Run", "RunConfig", "Server", "SparseRows", "__version__", "average_heads", "load_clients",
+    "load_run", "main", "option", "register_dataset", "register_extractor", "register_method", "simulate",
+    "standardise", "write_store",
 ]  # fmt: skip
 
 

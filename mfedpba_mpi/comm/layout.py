@@ -16,8 +16,10 @@ class Layout:
 
     Parameters
     ----------
-    payload : shapes by name, for what the method sends by definition; counted as payload and as wire bytes.
-    extra : shapes by name, for what is sent along with it (presence masks and the like); counted as wire bytes only.
+    payload : mapping of str to tuple of int
+        Names and shapes of what the method sends by definition; counted as payload and as wire bytes.
+    extra : mapping of str to tuple of int
+        Names and shapes of what is sent along with it (such as presence masks); counted as wire bytes only.
     """
 
     def __init__(self, payload: Mapping[str, tuple[int, ...]], extra: Mapping[str, tuple[int, ...]] | None = None):

@@ -127,7 +127,12 @@ def register_dataset(info: Dataset, loader: Loader, origin: str = "real") -> Non
 
     Parameters
     ----------
-    origin : ``real`` or ``synthetic``; synthetic data are marked as such wherever their results are shown.
+    info : Dataset
+        Its name and shape.
+    loader : callable
+        Called without arguments; returns the labels (N,) and a list of M arrays or CSR matrices (N, width).
+    origin : str
+        ``real`` or ``synthetic``; synthetic data are marked as such wherever their results are shown.
     """
     if info.name in CATALOG or info.name == "synthetic":
         raise ValueError(f"{info.name} is a built-in dataset; choose another name")

@@ -214,10 +214,20 @@ def write_store(
 
     Parameters
     ----------
-    labels : (N,) integers in 0..C-1.
-    values : (N, width) array or CSR matrix per modality of `info`; float16 and float32 are kept, others become float32.
-    origin : ``real`` or ``synthetic``.
-    provenance : origin of the values, as free text by keyword.
+    path : Path or str
+        The file to write.
+    info : Dataset
+        Name and shape.
+    labels : array
+        (N,) integers in 0..C-1.
+    values : sequence of arrays or CSR matrices
+        (N, width) for each modality of `info`; float16 and float32 are kept, other types become float32.
+    origin : str
+        ``real`` or ``synthetic``.
+    provenance : mapping of str to str
+        Where the values come from, as free text by keyword.
+    class_names : sequence of str
+        Names of the C classes.
     """
     if origin not in ("real", "synthetic"):
         raise UserError(f"origin of {info.name}: '{origin}' is neither real nor synthetic")

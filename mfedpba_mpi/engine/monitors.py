@@ -38,10 +38,14 @@ class EarlyStopping(Observer):
 
     Parameters
     ----------
-    metric : ``accuracy`` (the average over clients), or a name in /rounds of the log (a mean over clients).
-    patience : evaluated rounds without improvement.
-    min_delta : smallest change that counts as an improvement.
-    larger_is_better : False for losses.
+    metric : str
+        ``accuracy`` (the average over clients), or a name in /rounds of the log (a mean over clients).
+    patience : int
+        Evaluated rounds without improvement.
+    min_delta : float
+        Smallest change that counts as an improvement.
+    larger_is_better : bool
+        False for losses.
     """
 
     def __init__(
@@ -79,6 +83,11 @@ class JsonLines(Observer):
     """Write one line of JSON after every round, for other programs to follow: round, values, warnings.
 
     A resumed run keeps the lines of its finished rounds and appends to them.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file to write.
     """
 
     decides = False
@@ -103,7 +112,13 @@ class JsonLines(Observer):
 
 
 class PrintProgress(Observer):
-    """Print the average accuracy every `every` rounds and after the last one."""
+    """Print the average accuracy every few rounds and after the last one.
+
+    Parameters
+    ----------
+    every : int
+        Rounds between two lines.
+    """
 
     decides = False
 

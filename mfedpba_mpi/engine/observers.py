@@ -84,7 +84,8 @@ class Observer:
 
     Attributes
     ----------
-    decides : whether `round` may end the run. False lets the other ranks start the next round while `round` is running.
+    decides : bool
+        Whether `round` may end the run. False lets the other ranks start the next round while `round` is running.
     """
 
     decides: ClassVar[bool] = True

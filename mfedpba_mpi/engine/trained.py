@@ -78,8 +78,15 @@ def load_clients(run: Run | str | Path, data_dir: str | Path | None = None) -> l
 
     Parameters
     ----------
-    run : a `Run`, or its directory.
-    data_dir : directory of the datasets  [default: the one that the run was started with].
+    run : Run, str or Path
+        The run, or its directory.
+    data_dir : str or Path
+        Directory of the datasets  [default: the one that the run was started with].
+
+    Returns
+    -------
+    list of TrainedClient
+        One for each client; ``.model`` is its network, ``.predict(rows)`` classifies rows of the store.
     """
     directory = run.path.parent if isinstance(run, Run) else Path(run)
     stored, comm = stored_run(directory), SerialComm()

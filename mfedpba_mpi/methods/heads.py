@@ -43,7 +43,20 @@ def draw_head(problem: Problem, device: torch.device) -> nn.Linear:
 
 
 def average_heads(heads: Mapping[int, Message], weights: Tensor) -> dict[str, Tensor]:
-    """Compute sum_k w_k h_k over the clients in `heads`, ascending; `weights` (len(heads),) sum to one."""
+    """Compute the weighted mean sum_k w_k h_k of classifiers, in ascending order of clients.
+
+    Parameters
+    ----------
+    heads : mapping of int to Message
+        The classifiers by client.
+    weights : Tensor
+        Weights (len(heads),) that sum to one.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The mean classifier.
+    """
     return {
         name: torch.einsum("k,k...->...", weights, torch.stack([heads[k][name] for k in heads])) for name in ("W", "b")
     }

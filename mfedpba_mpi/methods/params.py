@@ -261,8 +261,16 @@ _REGISTERED: dict[str, type[Method]] = {}
 
 
 def register(params: type[Parameters], method: type[Method]) -> None:
-    """Register a new method under the name of its `params` class in lower case; see examples/."""
-    name = params.__name__.lower()
+    """Register a new method; see examples/.
+
+    Parameters
+    ----------
+    params : type of Parameters
+        Its hyper-parameters. The class name in lower case, without ``parameters``, is the method's name.
+    method : type of Method
+        Its implementation.
+    """
+    name = params.__name__.lower().removesuffix("parameters")
     if name in SHIPPED:
         raise ValueError(f"method {name} is built in; choose another name")
     METHODS[name], _REGISTERED[name] = params, method

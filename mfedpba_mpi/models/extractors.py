@@ -183,9 +183,19 @@ BUILDERS: dict[str, Builder] = {
 
 
 def register(family: str, types: str, builder: Builder) -> None:
-    """Register a new extractor family for modalities of the given types (letters of I, L, A, T); see examples/.
+    """Register a new extractor family; see examples/.
 
     Clients get networks of this family only if ``--families`` lists it.
+
+    Parameters
+    ----------
+    family : str
+        Its name.
+    types : str
+        Types of modalities that it supports, letters of I, L, A, T.
+    builder : callable
+        Called with the architecture, the modality and the feature width d; returns an `nn.Module` from (n, width) to
+        (n, d).
     """
     if family in SHIPPED:
         raise ValueError(f"extractor family {family} is built in; choose another name")

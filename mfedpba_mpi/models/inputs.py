@@ -106,7 +106,22 @@ def modality_rows(
 
 
 def standardise(matrix: np.ndarray, n_train: int) -> np.ndarray:
-    """Scale columns to mean 0 and deviation 1 over the first `n_train` rows, in float64; only centre constant ones."""
+    """Scale columns to mean 0 and standard deviation 1 over the training rows, in float64.
+
+    Columns that are constant over the training rows are only centred.
+
+    Parameters
+    ----------
+    matrix : array
+        (n, width), training rows first.
+    n_train : int
+        Number of training rows.
+
+    Returns
+    -------
+    array
+        (n, width) float64.
+    """
     matrix = matrix.astype(np.float64)
     train = matrix[:n_train]
     deviation = np.where(np.ptp(train, axis=0) > 0, train.std(axis=0), 1.0)

@@ -38,12 +38,18 @@ class Run:
 
     Attributes
     ----------
-    path : the log file.
-    attributes : the log's root attributes, with those in JSON parsed (``config``, ``hosts``, ``modalities``, ...).
-    rounds : by name, arrays whose first axis is the round.
-    partition : by name, arrays that describe the clients and their rows.
-    final : by name, arrays and digests of the final state; empty until the run is complete.
-    warnings : every warning of the run, with its round.
+    path : Path
+        The log file.
+    attributes : dict
+        The log's root attributes, with those in JSON parsed (``config``, ``hosts``, ``modalities``, ...).
+    rounds : dict of str to array
+        Arrays whose first axis is the round.
+    partition : dict of str to array
+        The clients and their rows.
+    final : dict of str to array
+        The final state and its digests; empty until the run is complete.
+    warnings : sequence of RunWarning
+        Every warning of the run, with its round.
     """
 
     path: Path
@@ -175,7 +181,13 @@ def load_run(path: str | Path) -> Run:
 
     Parameters
     ----------
-    path : the run's directory, or its ``run.h5``. The log of a running run can be read at any time.
+    path : str or Path
+        The run's directory, or its ``run.h5``. The log of a running run can be read at any time.
+
+    Returns
+    -------
+    Run
+        The log.
     """
     path = Path(path)
     path = path / LOG_NAME if path.is_dir() else path
