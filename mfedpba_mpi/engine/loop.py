@@ -141,7 +141,8 @@ def _run_rounds(
             before = time.perf_counter()
             checkpoints.write(comm, federation.snapshot, config, about)
             federation.saving = time.perf_counter() - before
-            logger.info("checkpoint of round %d written in %.2f s", federation.finished, federation.saving)
+            if comm.is_server:
+                logger.info("checkpoint of round %d written in %.2f s", federation.finished, federation.saving)
         if stopping:
             raise _end(comm, federation, round_status, checkpoints, data_dir, ended_by) from federation.failure
     end = federation.end()

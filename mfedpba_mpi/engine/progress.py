@@ -71,9 +71,10 @@ class Screen(Observer):
             self.console.print(f"(shards are in {escape(str(start.shards.parent.parent))})")
         workers = len(start.ranks) - 1
         where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
-        devices = ", ".join(f"{n} x {kind}" for kind, n in Counter(start.environment["devices"]).items())
-        self.console.print(f"{where}, {start.environment['mpi']}; {escape(devices)}")
-        self.console.print(f"log {escape(str(self.directory / LOG_NAME))}")
+        kinds = Counter(start.environment["devices"])
+        devices = ", ".join(kind if len(kinds) == 1 else f"{n} x {kind}" for kind, n in kinds.items())
+        log = escape(str(self.directory / LOG_NAME))
+        self.console.print(f"{where}, {start.environment['mpi']}, on {escape(devices)}; log {log}")
         if self.spare:
             self.console.print(f"{count(self.spare, 'rank')} idle: {start.problem.K + 1} ranks are enough")
         if start.finished:
