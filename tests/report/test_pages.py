@@ -9,6 +9,9 @@ from click.testing import CliRunner
 
 from mfedpba_mpi import report
 from mfedpba_mpi.cli.report import report as report_command
+from mfedpba_mpi.comm.serial import SerialComm
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.records.run_log import RunLog
 from mfedpba_mpi.report.groups import differing, grouped
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.report.pages import make_page, run_page
@@ -53,6 +56,18 @@ def test_a_run_gets_everything_that_it_has(finished):
     html = page.html()
     for words in ("MFedPBA on synthetic", "complete after 3 of 3 rounds", "lambda_1", "average accuracy, last round"):
         assert words in html
+
+
+def test_warnings_are_on_the_page_with_their_rounds(tiny, tmp_path):
+    observer = RunLog(tmp_path)
+    observer.warn(0, "<one> thread only")
+    observer.warn(2, "rank 3 is slow")
+    run_rounds(tiny(), tmp_path, SerialComm(), [observer])
+    page = make_page([tmp_path])
+    table = page.tables["warnings"]
+    assert list(table.headers) == ["round", "warning"]
+    assert [tuple(row) for row in table.rows] == [("start", "<one> thread only"), (2, "rank 3 is slow")]
+    assert "&lt;one&gt; thread only" in page.html()
 
 
 def test_a_run_that_has_just_begun_has_a_page_too(finished):

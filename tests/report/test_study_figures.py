@@ -15,6 +15,7 @@ from mfedpba_mpi.records.run import LOG_NAME, Run
 from mfedpba_mpi.report.study_figures import cells_of, client_table, convergence, figures_of, panels
 from mfedpba_mpi.report.table_figures import curve
 from mfedpba_mpi.studies.study import find_study, read_study
+from mfedpba_mpi.studies.tables import MEASURES
 from tests.report.test_table_figures import ACCURACY, HOSTILE, a_table, legend_of, lines_of, words_of
 
 
@@ -196,8 +197,10 @@ def test_a_study_gets_the_figures_that_suit_its_axes_whatever_its_name(tmp_path,
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
     assert [kind for kind, _, _ in figures] == kinds
-    for _, title, figure in figures:
-        assert title.startswith("A study (synthetic data): ")
+    label = MEASURES[study.layout.measure][0].label
+    titles = {"convergence": "Average accuracy over rounds"}
+    for kind, title, figure in figures:
+        assert title == titles.get(kind, label[:1].upper() + label[1:])
         assert "synthetic data" in words_of(figure)
 
 

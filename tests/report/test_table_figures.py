@@ -93,8 +93,13 @@ def test_maps_of_any_size_can_be_drawn(count):
 
 
 def test_a_curve_is_over_the_numbers_that_rows_are():
-    rows = {"1": [(10, 1), (5, 1)], "10 (synthetic data)": [(20, 2), ()], "1000": [(15, 3), (6, np.nan)]}
-    figure = curve(a_table(rows, ["A", "B"], corner="server_epochs"), "kind")
+    table = a_table(
+        {"1": [(10, 1), (5, 1)], "10": [(20, 2), ()], "1000": [(15, 3), (6, np.nan)]},
+        ["A", "B"],
+        corner="server_epochs",
+    )
+    table.rows[1] = replace(table.rows[1], remark="synthetic data")
+    figure = curve(table, "kind")
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     points = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.get_lines()]
