@@ -179,7 +179,7 @@ def test_the_view_fits_every_terminal(size, K):
 
 def test_the_view_shows_progress_clients_losses_times_and_ranks():
     view = shown(watched(run_of(K=6)), 80, 24)
-    for words in ("running  round 5/10  elapsed 13 s  ETA 10 s  2 s a round", "client 5", "50.0%", "loss ce",
+    for words in ("running  round 5/10  elapsed 13 s  ETA 10 s  2 s per round", "client 5", "50.0%", "loss ce",
                   "train 50%", "7 ranks on 2 hosts: node1, node2", "busy  0: 25%  1: 5%"):  # fmt: skip
         assert words in view
     assert "server rec" not in view
@@ -391,7 +391,7 @@ def test_a_run_is_followed_through_a_resize_until_it_is_killed(started, terminal
     process = started(*ARGUMENTS, "--rounds", 100000)
     screen = terminal(80, 24)
     screen.watch("out")
-    first = int(re.search(r"running  round (\d+)/100000", screen.wait("ETA .* a round"))[1])
+    first = int(re.search(r"running  round (\d+)/100000", screen.wait("ETA .* per round"))[1])
     screen.wait(rf"round (?!{first}/)\d+/100000")
     assert screen.alternate
     screen.tmux("resize-window", "-x", 40, "-y", 20)
