@@ -182,8 +182,7 @@ def _html_table(table: Table) -> str:
         return f"<td{kinds[c]}{key}>{text}</td>" if c else f"<th scope=row{kinds[c]}{key}>{text}</th>"
 
     head = "".join(
-        f"<th scope=col aria-sort=none{kind}><button type=button{'' if header else ' aria-label=name'}>{_html(header)}"
-        "</button></th>"
+        f"<th scope=col aria-sort=none{kind}><button type=button>{_html(header)}</button></th>"
         for header, kind in zip(table.headers, kinds, strict=True)
     )
     rows = ("".join(cell(r, c, value) for c, value in enumerate(row)) for r, row in enumerate(table.rows))

@@ -111,7 +111,7 @@ def runs_page(runs: Sequence[Run]) -> Page:
         rows.append([name, len(group), *(cell.text(2) if cell else None for cell in cells)])
     short = any(len(run.evaluated) < 5 for run in runs)
     note = "If fewer than five rounds were evaluated, the mean of all of them." if short else ""
-    page.table("accuracy", "Average accuracy in %", ["", "runs", *ACCURACIES], rows, caption=note)
+    page.table("accuracy", "Average accuracy in %", ["group", "runs", *ACCURACIES], rows, caption=note)
     drawing, caption = study_figures.convergence(groups), caption_of(study_figures.convergence)
     page.figure("convergence", "Average accuracy over rounds", drawing, caption)
     _add_client_table(page, "clients", capitalised(CLIENTS), groups)
@@ -121,9 +121,9 @@ def runs_page(runs: Sequence[Run]) -> Page:
         page.figure("prototypes", prototype_figures.PROTOTYPES_TITLE, drawing, caption)
     page.section("Runs")
     columns = {
-        "": [name for name, group in groups.items() for _ in group],
+        "group": [name for name, group in groups.items() for _ in group],
         "directory": [str(run.path.parent) for run in runs], "status": [run.status for run in runs],
-        "rounds done": [len(run.rounds["tested"]) for run in runs],
+        "finished rounds": [len(run.rounds["tested"]) for run in runs],
     } | {name: values for name, values in differ.items() if name != "method"}  # fmt: skip
     page.table("runs", "Runs", list(columns), list(zip(*columns.values(), strict=True)))
     return page
@@ -137,8 +137,8 @@ def study_page(study: Study, directory: Path) -> Page:
     page.section("Result")
     table = as_table(results)
     page.table("table", capitalised(results.measure.label), table.headers, table.rows, table.marks, table.caption)
-    for name, title, figure in study_figures.figures_of(study, directory):
-        page.figure(name, title, figure)
+    for name, title, figure, caption in study_figures.figures_of(study, directory):
+        page.figure(name, title, figure, caption)
     _add_appendix(page, study, directory)
     page.section("Settings of the study")
     axes = {axis: ", ".join(choice.label for choice in choices) for axis, choices in study.axes.items()}

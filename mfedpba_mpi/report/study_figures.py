@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
-from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, add_remark, capitalised, new_figure, styled
+from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, add_remark, capitalised, caption_of, new_figure, styled
 from mfedpba_mpi.report.table_figures import (
     METHOD,
     POINT,
@@ -198,8 +198,17 @@ def _mean_text(values: Sequence[float]) -> str:
 # ---- studies
 
 
-def figures_of(study: Study, directory: Path) -> Iterator[tuple[str, str, Figure]]:
-    """Draw the figures of a study from its complete runs: file name, title and figure of each.
+class StudyFigure(NamedTuple):
+    """A figure of a study; `name` is unique among those of the study."""
+
+    name: str
+    title: str
+    figure: Figure
+    caption: str
+
+
+def figures_of(study: Study, directory: Path) -> Iterator[StudyFigure]:
+    """Draw the figures of a study from its complete runs.
 
     The axes determine the kind: a scaling plot for seconds over ranks, a heat map for two numeric axes, a curve for
     one, and bars for none, unless they are too many. Studies that compare the accuracy of methods also get accuracy
@@ -210,7 +219,7 @@ def figures_of(study: Study, directory: Path) -> Iterator[tuple[str, str, Figure
     yield from figures_from(study, _load_ended(study, directory, MEASURES[study.layout.measure][1]))
 
 
-def figures_from(study: Study, ended: EndedRuns) -> Iterator[tuple[str, str, Figure]]:
+def figures_from(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:
     """Like `figures_of`, from loaded runs."""
     measure = MEASURES[study.layout.measure][0]
     yield from _numbered(_table_figures(study, ended, measure))
@@ -226,10 +235,10 @@ def runs_by_method(study: Study, directory: Path) -> Iterator[tuple[str, dict[st
     return _group_by_method(study, _load_ended(study, directory, lambda run: 0.0))
 
 
-def _numbered(figures: Iterable[tuple[str, str, Figure]]) -> Iterator[tuple[str, str, Figure]]:
+def _numbered(figures: Iterable[StudyFigure]) -> Iterator[StudyFigure]:
     """Number the names of the second and further figures, so that names are unique."""
-    for i, (name, title, drawing) in enumerate(figures):
-        yield f"{name}-{i + 1}" if i else name, title, drawing
+    for i, figure in enumerate(figures):
+        yield figure._replace(name=f"{figure.name}-{i + 1}") if i else figure
 
 
 def _load_ended(study: Study, directory: Path, measure: Callable[[Run], float]) -> EndedRuns:
@@ -244,7 +253,7 @@ def _load_ended(study: Study, directory: Path, measure: Callable[[Run], float]) 
     return ended
 
 
-def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator[tuple[str, str, Figure]]:
+def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator[StudyFigure]:
     crossed = [axis for axis, choices in study.axes.items() if axis != SEED and len(choices) > 1]
     order = [axis for axis in (*study.layout.rows, study.layout.columns) if axis in crossed]  # rows before columns
     numeric = [axis for axis in order if _is_numeric(axis, study.axes[axis])]
@@ -252,7 +261,7 @@ def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator
     if not by_ranks and not numeric:
         results = _results(study, ended, measure)
         if crossed and len(results.rows) * len(results.columns) <= MAX_BARS and _has_values(results):
-            yield "bars", _title("", measure.label), bars(results)
+            yield StudyFigure("bars", capitalised(measure.label), bars(results), caption_of(bars))
         return
     row_axis = (by_ranks or numeric)[0]
     others = [axis for axis in order if axis != row_axis]
@@ -260,7 +269,7 @@ def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator
     preferred = numeric[1:] if is_map else [study.layout.columns, METHOD, *others]
     column_axis = next((axis for axis in preferred if axis in others), "")
     for cell, part in _slices(study, [axis for axis in others if axis != column_axis]):
-        title = _title(cell, measure.label)
+        title = f"{cell}: {measure.label}" if cell else capitalised(measure.label)
         layout = replace(part.layout, rows=(row_axis,), columns=column_axis)
         results = _results(replace(part, layout=layout), ended, measure)
         if not _has_values(results):
@@ -268,15 +277,16 @@ def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator
         name = column_axis.rpartition(".")[2]
         if by_ranks:
             strong = all(set(choice.settings) <= {RANKS} for choice in study.axes[row_axis])
-            yield "scaling", title, scaling(results, _ranks(study, row_axis) if strong else (), name)
+            figure = scaling(results, _ranks(study, row_axis) if strong else (), name)
+            yield StudyFigure("scaling", title, figure, caption_of(scaling))
         elif is_map:
-            yield "heat-map", title, heat_map(results, name)
+            yield StudyFigure("heat-map", title, heat_map(results, name), caption_of(heat_map))
         else:
             values = [choice.settings[row_axis] for choice in study.axes[row_axis]]
-            yield "curve", title, curve(results, values, name)
+            yield StudyFigure("curve", title, curve(results, values, name), caption_of(curve))
 
 
-def _convergence_figures(study: Study, ended: EndedRuns) -> Iterator[tuple[str, str, Figure]]:
+def _convergence_figures(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:
     cells = {
         title: groups
         for title, groups in _group_by_method(study, ended)
@@ -286,7 +296,8 @@ def _convergence_figures(study: Study, ended: EndedRuns) -> Iterator[tuple[str, 
     title = f"Average accuracy over rounds{f', mean and deviation over {seeds} seeds' if seeds > 1 else ''}"
     pages = [list(cells.items())[i : i + MAX_PANELS] for i in range(0, len(cells), MAX_PANELS)]
     for page in pages:
-        yield "convergence", title, convergence(page[0][1], ranked=True) if len(cells) == 1 else panels(dict(page))
+        figure = convergence(page[0][1], ranked=True) if len(cells) == 1 else panels(dict(page))
+        yield StudyFigure("convergence", title, figure, caption_of(convergence))
 
 
 def _group_by_method(study: Study, ended: EndedRuns) -> Iterator[tuple[str, dict[str, list[Run]]]]:
@@ -309,10 +320,6 @@ def _slices(study: Study, axes: Sequence[str]) -> Iterator[tuple[str, Study]]:
         ]
         cut = {axis: [choice] for axis, choice in zip(axes, chosen, strict=True)}
         yield ", ".join(titles), replace(study, axes={**study.axes, **cut})
-
-
-def _title(cell: str, text: str) -> str:
-    return f"{cell}: {text}" if cell else capitalised(text)
 
 
 def _select(study: Study, ended: EndedRuns) -> EndedRuns:

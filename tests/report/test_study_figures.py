@@ -172,7 +172,7 @@ def test_the_client_table_marks_synthetic_data():
 
 
 def kinds_of(study, directory):
-    return [name for name, _, _ in figures_of(study, directory)]
+    return [figure.name for figure in figures_of(study, directory)]
 
 
 def by_number(i, _):
@@ -196,11 +196,15 @@ def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
     study = replace(find_study(name).shortened(), name="x", title="A study")
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
-    assert [kind for kind, _, _ in figures] == kinds
+    assert [name for name, *_ in figures] == kinds
     label = MEASURES[study.layout.measure][0].label
     titles = {"convergence": "Average accuracy over rounds"}
-    for kind, title, figure in figures:
-        assert title == titles.get(kind, label[:1].upper() + label[1:])
+    captions = {"convergence": "one line per group", "scaling": "ideal scaling", "heat-map": "by row and column"}
+    captions |= {"curve": "one line per column", "bars": "a bar per row and column"}
+    for name, title, figure, caption in figures:
+        assert title == titles.get(name, label[:1].upper() + label[1:])
+        assert captions[name] in caption.lower()
+        assert "Parameters" not in caption
         assert "synthetic data" in words_of(figure)
 
 
@@ -238,7 +242,7 @@ def test_many_panels_are_split_over_several_figures(tmp_path):
     cells = ", ".join(f'{{ name = "c{i}" }}' for i in range(18))
     study = study_of(tmp_path, f'cell = [{cells}]\nmethod = ["local", "mfedpba"]')
     fill(study, tmp_path / "runs", by_number)
-    figures = {name: figure for name, _, figure in figures_of(study, tmp_path / "runs")}
+    figures = {name: figure for name, _, figure, _ in figures_of(study, tmp_path / "runs")}
     assert list(figures) == ["convergence", "convergence-2"]  # 36 bars would be too many
     assert [sum(bool(axes.get_title()) for axes in figure.axes) for figure in figures.values()] == [16, 2]
 
@@ -246,7 +250,7 @@ def test_many_panels_are_split_over_several_figures(tmp_path):
 def test_every_choice_of_a_third_axis_gets_a_heat_map(tmp_path):
     study = study_of(tmp_path, 'method = ["local", "mfedpba"]\nlr = [0.1, 0.2]\nfeature_dim = [8, 16]')
     fill(study, tmp_path / "runs", by_number)
-    figures = [(name, title) for name, title, _ in figures_of(study, tmp_path / "runs")]
+    figures = [(name, title) for name, title, *_ in figures_of(study, tmp_path / "runs")]
     assert figures[:2] == [
         ("heat-map", f"Local: {ACCURACY.label}"),
         ("heat-map-2", f"MFedPBA: {ACCURACY.label}"),
@@ -256,7 +260,7 @@ def test_every_choice_of_a_third_axis_gets_a_heat_map(tmp_path):
 def test_the_numeric_axis_is_the_x_axis_of_a_curve_even_if_it_is_the_columns(tmp_path):
     study = study_of(tmp_path, 'fusion = ["sum", "concat"]\nlr = [0.1, 0.2]', 'columns = "lr"')
     fill(study, tmp_path / "runs", by_number)
-    ((name, _, figure),) = figures_of(study, tmp_path / "runs")
+    ((name, _, figure, _),) = figures_of(study, tmp_path / "runs")
     assert (name, legend_of(figure), figure.axes[0].get_xlabel()) == ("curve", ["sum", "concat"], "lr")
 
 
@@ -264,7 +268,7 @@ def test_named_ranks_with_the_same_work_are_strong_scaling(tmp_path):
     nodes = '[{ name = "one node", ranks = 4 }, { name = "two nodes", ranks = 8 }]'
     study = study_of(tmp_path, f"nodes = {nodes}", 'measure = "seconds"')
     fill(study, tmp_path / "runs", by_number)
-    ((name, _, figure),) = figures_of(study, tmp_path / "runs")
+    ((name, _, figure, _),) = figures_of(study, tmp_path / "runs")
     (ideal,) = lines_of(figure.axes[0], "ideal")
     assert (name, ideal.get_xdata().tolist(), ideal.get_ydata().tolist()) == ("scaling", [4, 8], [1.5, 0.75])
 
