@@ -85,7 +85,7 @@ class Record:
     def results(self, measure: str, against: str) -> Results:
         """The table of a measure, if need be as differences to a column."""
         found = [
-            (place, _number(row, measure), f" ({row['remark']})" if row["remark"] else "")
+            (place, _number(row, measure), row["remark"])
             for place, row in self.runs
             if row[measure] or row["status"] != "complete"
         ]

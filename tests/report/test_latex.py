@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from mfedpba_mpi.records.tables import Table
+from mfedpba_mpi.records.tables import NumberText, Table
 from mfedpba_mpi.report import pages as making
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import write_tables
@@ -63,7 +63,7 @@ def tables(made, tmp_path, monkeypatch):
     for name, page in pages.items():
         write_tables(tmp_path / name, page.tables.values(), page.remark)
     (directory / "table.tex").write_text(as_latex(tabulate(study, directory)))  # as `study table --save` does
-    rows = [[HOSTILE, "49.04 ± 0.21", -1.5], ["[b] \\ <|>\n\n~^ é … × “q”", "7.5", None]]
+    rows = [[HOSTILE, NumberText("49.04 ± 0.21", 49.04, 0.21), -1.5], ["[b] \\ <|>\n\n~^ é … × “q”", "7.5", None]]
     write_tables(tmp_path / "other", [Table("hostile", HOSTILE, [HOSTILE, "a", "b"], rows, {(0, 1): 1, (1, 1): 2})])
     return sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.tex"))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mfedpba_mpi.records.tables import Table, as_csv, as_latex
+from mfedpba_mpi.records.tables import NumberText, Table, as_csv, as_latex
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import Page
 from tests.report.browser import Browser, Tab, unavailable
@@ -21,6 +21,7 @@ HOSTILE = (
 )
 LONG = "a-client-whose-name-has-no-end-" * 6
 VOID = {"meta", "link", "img"}
+MEAN = NumberText("49.04 ± 0.21", 49.0414, 0.2081)
 
 
 def drawing(width: float = style.COLUMN) -> Figure:
@@ -42,8 +43,8 @@ def example() -> Page:
     page.figure("wide", "Wide", drawing(style.PAGE))
     page.section(f"Tables {HOSTILE}")
     rows = [
-        ["A", "49.04 ± 0.21", 10],
-        ["B", "8.5 ± 0.4", 9],
+        ["A", MEAN, 10],
+        ["B", NumberText("8.5 ± 0.4 (1 failed)", 8.5, 0.4), 9],
         ["C", "failed", None],
         ["D", "100.00", -1.5],
         ["E", "–", 2e-3],
@@ -184,18 +185,18 @@ def test_rows_of_wrong_length_are_rejected() -> None:
 
 
 def test_csv_has_plain_numbers_and_separate_columns_for_deviations() -> None:
-    rows = [["A", "49.04 ± 0.21", 1 / 3], [HOSTILE, "7.5", None], ["line\nbreak", "failed", float("nan")]]
+    rows = [["A", MEAN, 1 / 3], [HOSTILE, NumberText("7.50", 7.504), None], ["line\nbreak", "failed", float("nan")]]
     text = as_csv(Table("a", "A", ["method", "accuracy", "loss"], rows), "synthetic data")
     assert list(csv.reader(text.splitlines(keepends=True))) == [
         ["method", "accuracy", "accuracy ±", "loss", "remark"],
-        ["A", "49.04", "0.21", repr(1 / 3), "synthetic data"],
-        [HOSTILE, "7.5", "", "", "synthetic data"],
+        ["A", "49.0414", "0.2081", repr(1 / 3), "synthetic data"],
+        [HOSTILE, "7.504", "", "", "synthetic data"],
         ["line\nbreak", "failed", "", "", "synthetic data"],
     ]
 
 
 def test_latex_is_escaped_and_marked() -> None:
-    rows = [["50 % of $x_1$ {a}", "49.04 ± 0.21", -1.5], ["[b] \\ <|>\n\n~^", "7.5", None]]
+    rows = [["50 % of $x_1$ {a}", MEAN, -1.5], ["[b] \\ <|>\n\n~^", "7.5", None]]
     table = Table("a", "Title_1", ["m & n", "accuracy", "loss"], rows, {(0, 1): 1, (1, 1): 2}, "Caption.")
     assert as_latex(table, "synthetic data").splitlines() == [
         r"% needs \usepackage{booktabs} and \usepackage{graphicx}",
