@@ -269,7 +269,7 @@ FIGURES = {
 
 
 def draw_all(run: Run) -> Iterator[tuple[str, Figure]]:
-    """Draw every figure of which the run has the data: names and figures."""
+    """Draw every figure for which the run has data; yields names and figures."""
     for name, figure in FIGURES.items():
         try:
             yield name, figure.draw(run)

@@ -45,10 +45,9 @@ EndedRuns = Sequence[tuple[Place, Run, float]]  # complete and failed runs with 
 
 @styled()
 def convergence(groups: Mapping[str, Sequence[Run]], ranked: bool = False) -> Figure:
-    """Average accuracy over rounds: one line per group of runs, the mean over its runs, with its standard deviation.
+    """Mean average accuracy of each group of runs; bands show plus and minus one sample standard deviation (n - 1).
 
-    The band shows the sample standard deviation (n - 1). A round is shown if it was evaluated in all runs of the group
-    that reached it.
+    A round is shown if it was evaluated in all runs of the group that reached it.
 
     Parameters
     ----------

@@ -47,10 +47,9 @@ _AXIS_LABELS = {
 
 @styled()
 def bars(results: Results) -> Figure:
-    """A bar per row and column with its standard deviation; a dashed line marks the first row of a single column.
+    """Means and sample standard deviations; with a single column, a dashed line marks the mean of the first row.
 
-    Bars start at 0. If the values are too close for bars to differ visibly, dots replace them on an axis that starts
-    elsewhere, which its label states.
+    If the values are too close for bars to differ visibly, they are shown as dots on an axis that does not start at 0.
     """
     columns, count = results.columns, len(results.rows)
     looks, names = line_styles(columns), [_row_label(row, 24) for row in results.rows]

@@ -30,7 +30,7 @@ class WatchedRun(RunReader):
         """The view of the run as lines of text."""
         if self.run:
             return run_lines(self.run, self.state, self.age, self.directory, width, height)
-        heading = [*flow([(str(self.directory), "bold")], width), *flow([(self.state.status, "bold")], width)]
+        heading = [*flow([(str(self.directory), "bold")], width), *flow([styled(self.state.status)], width)]
         return [*heading, *reason_lines(self.state, self.directory, width)]
 
 

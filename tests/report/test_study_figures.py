@@ -199,8 +199,8 @@ def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
     assert [name for name, *_ in figures] == kinds
     label = MEASURES[study.layout.measure][0].label
     titles = {"convergence": "Average accuracy over rounds"}
-    captions = {"convergence": "one line per group", "scaling": "ideal scaling", "heat-map": "by row and column"}
-    captions |= {"curve": "one line per column", "bars": "a bar per row and column"}
+    captions = {"convergence": "of each group of runs", "scaling": "ideal scaling", "heat-map": "by row and column"}
+    captions |= {"curve": "one line per column", "bars": "means and sample standard deviations"}
     for name, title, figure, caption in figures:
         assert title == titles.get(name, label[:1].upper() + label[1:])
         assert captions[name] in caption.lower()
