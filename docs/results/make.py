@@ -61,7 +61,7 @@ class Record:
             for place, row in self.runs
         ]
         page = PAGE.read_text(encoding="utf-8")
-        for kind, _, figure in figures_from(self.study, found):
+        for kind, _, figure, _ in figures_from(self.study, found):
             if f"{self.study.name}-{kind}.png" in page:
                 save(figure, HERE / f"{self.study.name}-{kind}")
                 (HERE / f"{self.study.name}-{kind}.pdf").unlink()
@@ -85,7 +85,7 @@ class Record:
     def results(self, measure: str, against: str) -> Results:
         """The table of a measure, if need be as differences to a column."""
         found = [
-            (place, _number(row, measure), f" ({row['remark']})" if row["remark"] else "")
+            (place, _number(row, measure), row["remark"])
             for place, row in self.runs
             if row[measure] or row["status"] != "complete"
         ]

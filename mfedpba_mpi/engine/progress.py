@@ -21,6 +21,7 @@ from mfedpba_mpi.engine.observers import End, Observer, Round, Start
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.records.run import LOG_NAME, Run, bracketed, load_run
+from mfedpba_mpi.records.tables import NumberText
 
 # Settings that the first lines show in their own way.
 _OMITTED = {
@@ -162,7 +163,7 @@ def client_rows(run: Run) -> tuple[list[str], list[list[object]]]:
     for k in range(len(train)):
         owned = " ".join(names[m] for m in np.flatnonzero(part["modalities"][k]))
         networks = ", ".join(str(Architecture.from_dict(a)) for a in json.loads(part["architectures"][k]))
-        rows.append([k, owned, networks, train[k], test[k], f"{accuracy[k]:.2%}"])
+        rows.append([k, owned, networks, train[k], test[k], NumberText(f"{accuracy[k]:.2%}", accuracy[k])])
     return ["client", "modalities", "networks", "train", "validation" if run.validation else "test", "accuracy"], rows
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import Self
 
 MISSING = "–"
 BEST, SECOND = 1, 2
@@ -15,8 +17,25 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
 )
-_SIZE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
-_NUMBER = re.compile(rf"([-+−]?(?:{_SIZE})(?:[eE][-+]?\d+)?)\s*[%x×]?(?:\s*±\s*(\S+))?(?:\s*\(.*\))?")
+
+
+class NumberText(str):
+    """The text of a number in a cell, with the number itself, by which tables are sorted and which CSV files contain.
+
+    Attributes
+    ----------
+    value : the number.
+    deviation : its deviation, NaN if there is none.
+    """
+
+    __slots__ = ("deviation", "value")
+    value: float
+    deviation: float
+
+    def __new__(cls, text: str, value: float, deviation: float = math.nan) -> Self:
+        result = super().__new__(cls, text)
+        result.value, result.deviation = float(value), float(deviation)
+        return result
 
 
 @dataclass(frozen=True)
@@ -47,19 +66,23 @@ class Table:
 
 
 def as_csv(table: Table, remark: str = "") -> str:
-    """CSV; deviations have their own columns, and numbers are not rounded."""
-    spread = [any(_deviation(row[c]) for row in table.rows) for c in range(len(table.headers))]
+    """The table as CSV, with numbers that are not rounded, and deviations in separate columns."""
+    deviations = [[_deviation(row[c]) for row in table.rows] for c in range(len(table.headers))]
+    split = [any(deviation != "" for deviation in column) for column in deviations]
 
-    def line(cells: Sequence[object], split: bool = True) -> Iterable[object]:
-        for value, wide in zip(cells, spread, strict=True):
-            found = _deviation(value)
-            yield "" if missing(value) else found[0] if found else visible(value) if isinstance(value, str) else value
-            if wide:
-                yield (found[1] if found else "") if split else f"{visible(str(value))} ±"
+    def line(row: Sequence[object]) -> Iterable[object]:
+        for value, with_deviation in zip(row, split, strict=True):
+            plain = value.value if isinstance(value, NumberText) else value
+            yield "" if missing(value) else visible(plain) if isinstance(plain, str) else plain
+            if with_deviation:
+                yield _deviation(value)
 
+    headers: list[str] = []
+    for header, with_deviation in zip(map(visible, table.headers), split, strict=True):
+        headers += [header, f"{header} ±"] if with_deviation else [header]
     with io.StringIO() as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*line(table.headers, split=False), *(["remark"] if remark else [])])
+        writer.writerow([*headers, *(["remark"] if remark else [])])
         writer.writerows([*line(row), *([remark] if remark else [])] for row in table.rows)
         return file.getvalue()
 
@@ -100,22 +123,27 @@ def check_name(name: str) -> None:
 
 def missing(value: object) -> bool:
     """Whether a cell is empty."""
+    if isinstance(value, NumberText):
+        value = value.value
     if isinstance(value, Real):
         return bool(value != value)  # NaN
     return value is None or value in ("", "-", MISSING)
 
 
 def number(value: object) -> float | None:
-    """The number by which a cell is sorted, 49.04 for ``49.04 ± 0.21``; None for other text."""
-    if isinstance(value, Real):
-        return float(value)
-    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
-    return float(match[1].replace(",", "").replace("−", "-")) if match else None
+    """The number by which a cell is sorted; None for text that is not a number."""
+    if isinstance(value, Real | NumberText):
+        return float(value.value if isinstance(value, NumberText) else value)
+    try:
+        found = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
-def _deviation(value: object) -> tuple[str, str] | None:
-    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
-    return (match[1], match[2]) if match and match[2] else None
+def _deviation(value: object) -> object:
+    """The deviation of a number, "" if it has none."""
+    return value.deviation if isinstance(value, NumberText) and not math.isnan(value.deviation) else ""
 
 
 def text_of(value: object) -> str:

@@ -1,5 +1,5 @@
-// A table is sorted by the column whose header is pressed: upwards, downwards, then as it was. Numbers (data-value) come
-// before text, and what is missing (an empty data-value) comes last, either way.
+// Clicking a column header sorts the table by that column: ascending, descending, then the original order. In both
+// directions numbers (data-value) come before text, and missing cells (an empty data-value) come last.
 "use strict";
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];

@@ -1,7 +1,7 @@
-"""One HTML page that needs nothing but itself, made of text, figures and tables, and the files that go beside it.
+"""A self-contained HTML page of text, figures and tables, and the files of its figures and tables.
 
-The page loads nothing and runs no script but its own, and its policy (CSP) has the browser see to that. All text is
-data: it is escaped, and characters that would be invisible or turn the text around are shown by their number.
+The page loads no other file and runs only its own script; a content security policy (CSP) makes the browser enforce
+this. All text is escaped. Invisible characters, and those that change the direction of text, are shown by their number.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from mfedpba_mpi.records.tables import (
 from mfedpba_mpi.report import style
 
 FIGURES, TABLES = "figures", "tables"  # directories beside the page
-ZOOM, READABLE = 1.4, 0.8  # a figure's width on the screen by that in print: on a wide screen, and at least
+MAX_ZOOM, MIN_ZOOM = 1.4, 0.8  # largest and smallest width of a figure on the screen, relative to its width in print
 
 
 class Page:
-    """A page that is filled from top to bottom and then written; `remark` is what must be said of its data."""
+    """A page: add its parts from top to bottom, then write it. The `remark` on its data is shown with every table."""
 
     def __init__(self, title: str, subtitle: str = "", remark: str = "") -> None:
         self.title, self.subtitle, self.remark = title, subtitle, remark
@@ -46,21 +46,21 @@ class Page:
         self._sections: list[_Section] = []
 
     def section(self, title: str) -> None:
-        """What follows is under this heading."""
+        """Start a section."""
         self._sections.append(_Section(title))
 
     def text(self, paragraph: str) -> None:
-        """A paragraph of plain text."""
+        """Add a paragraph of plain text."""
         self._add(f"<p>{_html(paragraph)}</p>")
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """Names and values, side by side."""
+        """Add a list of names and values."""
         pairs = (f"<dt>{_html(name)}</dt><dd>{_html(text_of(value))}</dd>" for name, value in facts.items())
         self._add(f"<dl>{''.join(pairs)}</dl>")
 
     def figure(self, name: str, title: str, figure: Figure, caption: str = "") -> None:
-        """A figure; `name` names its files and its anchor."""
-        self._new(name, self.figures)
+        """Add a figure; `name` is used for its files and its anchor."""
+        self._check_new(name, self.figures)
         self.figures[name] = figure
         width, height = (96 * inches for inches in figure.get_size_inches())
         image = base64.b64encode(style.svg(figure).encode()).decode()
@@ -69,7 +69,7 @@ class Page:
             f"{_caption(title, caption)}"
             f'<div class="box card">'
             f'<img alt="{_html(title)}" width={width:.0f} height={height:.0f} src="data:image/svg+xml;base64,{image}"'
-            f' style="max-width: {ZOOM * width:.0f}px; min-width: {READABLE * width:.0f}px"></div>'
+            f' style="max-width: {MAX_ZOOM * width:.0f}px; min-width: {MIN_ZOOM * width:.0f}px"></div>'
             f"{_files(f'{FIGURES}/{name}.png', f'{FIGURES}/{name}.pdf')}</figure>",
             (f"figure-{name}", title),
         )
@@ -83,8 +83,8 @@ class Page:
         marks: Mapping[tuple[int, int], int] | None = None,
         caption: str = "",
     ) -> None:
-        """A table, see `Table`, that readers can sort; `name` names its files and its anchor."""
-        self._new(name, self.tables)
+        """Add a sortable table, see `Table`; `name` is used for its files and its anchor."""
+        self._check_new(name, self.tables)
         table = self.tables[name] = Table(name, title, headers, rows, marks or {}, caption)
         self._add(
             f'<figure class=table id="table-{name}">{_caption(title, table.caption, self.remark)}'
@@ -94,18 +94,18 @@ class Page:
         )
 
     def write(self, path: Path) -> None:
-        """The page, all or nothing."""
+        """Write the page atomically."""
         write_text(path, self.html())
 
     def write_files(self, directory: Path) -> None:
-        """The figures and tables in the directories beside the page in which it says they are."""
+        """Write the figures and tables to the directories beside the page that its links refer to."""
         for name, figure in self.figures.items():
             (directory / FIGURES).mkdir(parents=True, exist_ok=True)
             style.save(figure, directory / FIGURES / name)
         write_tables(directory / TABLES, self.tables.values(), self.remark)
 
     def html(self) -> str:
-        """The text of the page, the same for the same contents."""
+        """The HTML text. Equal contents give equal text."""
         script, css = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.js", "page.css"))
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = (
@@ -130,10 +130,10 @@ class Page:
             ]
         )  # fmt: skip
 
-    def _new(self, name: str, others: Mapping[str, object]) -> None:
+    def _check_new(self, name: str, others: Mapping[str, object]) -> None:
         check_name(name)
         if name in others:
-            raise ValueError(f"{name} is on the page already")
+            raise ValueError(f"{name} is already on the page; names must be unique")
 
     def _add(self, part: str, entry: tuple[str, str] | None = None) -> None:
         if not self._sections:
@@ -144,13 +144,14 @@ class Page:
 
 @dataclass
 class _Section:
-    """A heading, what is below it, and the anchors and titles of what can be found there."""
+    """A heading, the HTML parts below it, and anchor and title of every figure and table in it."""
 
     title: str
     parts: list[str] = field(default_factory=list)
     entries: list[tuple[str, str]] = field(default_factory=list)
 
     def entry(self, number: int) -> str:
+        """The section in the table of contents."""
         inner = "".join(f'<li><a href="#{anchor}">{_html(title)}</a></li>' for anchor, title in self.entries)
         below = f"<ul>{inner}</ul>" if inner else ""
         return f'<li><a href="#section-{number}">{_html(self.title)}</a>{below}</li>'
@@ -181,8 +182,7 @@ def _html_table(table: Table) -> str:
         return f"<td{kinds[c]}{key}>{text}</td>" if c else f"<th scope=row{kinds[c]}{key}>{text}</th>"
 
     head = "".join(
-        f"<th scope=col aria-sort=none{kind}><button type=button{'' if header else ' aria-label=name'}>{_html(header)}"
-        "</button></th>"
+        f"<th scope=col aria-sort=none{kind}><button type=button>{_html(header)}</button></th>"
         for header, kind in zip(table.headers, kinds, strict=True)
     )
     rows = ("".join(cell(r, c, value) for c, value in enumerate(row)) for r, row in enumerate(table.rows))
@@ -194,7 +194,7 @@ def _html_table(table: Table) -> str:
 
 
 def write_tables(directory: Path, tables: Iterable[Table], remark: str = "") -> None:
-    """``NAME.csv`` and ``NAME.tex`` (for booktabs) of each table; both carry the `remark`."""
+    """Write ``NAME.csv`` and ``NAME.tex`` (for booktabs) of every table, both with the `remark`."""
     for table in tables:
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / f"{table.name}.csv", as_csv(table, remark))

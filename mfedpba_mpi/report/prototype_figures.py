@@ -1,4 +1,4 @@
-"""Figures of what a run has learnt: the clients' prototypes in the plane, and the structure of the global ones."""
+"""Figures of the prototypes of a run: those of the clients in the plane, and the class structure of the global ones."""
 
 from __future__ import annotations
 
@@ -16,146 +16,155 @@ from mfedpba_mpi.report.groups import grouped
 from mfedpba_mpi.report.style import (
     COLUMN,
     GREY,
-    LONGEST,
+    MAX_NAME,
     PAGE,
     NoData,
-    colours,
-    figure,
+    add_remark,
+    colour_scale,
     label,
-    mark,
+    legend_options,
     marker,
-    modalities,
-    new,
-    outside,
+    modality_names,
+    new_figure,
+    styled,
 )
-from mfedpba_mpi.report.table_figures import wrapped
+from mfedpba_mpi.report.table_figures import wrap
 from mfedpba_mpi.studies.study import SEED
 
-PANELS = 9
-POINTS = 1000  # that t-SNE gets; more take long and say no more
-CLASSES = (
+PROTOTYPES_TITLE = "Feature prototypes (t-SNE)"
+MAX_PANELS = 9
+MAX_POINTS = 1000  # for t-SNE; more take long and show no more
+CLASS_COLOURS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#777777",
 )  # Paul Tol's, for up to ten classes  # fmt: skip
 
 
-@figure
+@styled()
 def prototypes(*runs: Run) -> Figure:
-    """The clients' final feature prototypes E_k^m in the plane (t-SNE), a panel for each run.
+    """The clients' final feature prototypes E_k^m, embedded in the plane by t-SNE, one panel per run.
 
-    A point is a class (colour) of a modality (marker) of a client (small number, where there is room). Where clients
-    agree on a class, its points lie together, whoever made them. Classes a client has no samples of are left out.
-    There is room for nine runs; of more, one of each group of seeds is shown. Runs that are not shown are named below.
+    Each point is the prototype of one class (colour) and modality (marker) of a client (small number, if there are at
+    most 150 points). Points of a class lie close together if the clients agree on the class. Classes without training
+    samples at a client are omitted. At most nine runs are shown; if there are more, one per group of seeds. The runs
+    that are not shown are listed below the panels.
     """
-    clouds: dict[str, _Cloud] = {}
+    points: dict[str, _Prototypes] = {}
     errors: dict[str, NoData] = {}
-    first: dict[str, str] = {}  # of each group
-    for group, own in grouped(runs).items():
-        for run in own:
-            name = f"{group}, seed {run.attributes['config'][SEED]}" if len(own) > 1 else group
+    first: dict[str, str] = {}  # run of every group
+    for group, members in grouped(runs).items():
+        for run in members:
+            name = f"{group}, seed {run.attributes['config'][SEED]}" if len(members) > 1 else group
             try:
-                clouds[name] = _cloud(run)
+                points[name] = _prototypes_of(run)
                 first.setdefault(group, name)
             except NoData as error:
                 errors[name] = error
-    if not clouds:
+    if not points:
         raise next(iter(errors.values()))
-    shown = list(clouds if len(clouds) <= PANELS else first.values())[:PANELS]
-    left = {"No room for": [name for name in clouds if name not in shown], "No prototypes in": list(errors)}
-    words = [f"{why} {'; '.join(names)}." for why, names in left.items() if names]
-    if words:
-        words.insert(0, f"{len(shown)} of {len(clouds) + len(errors)} runs.")
-    return _panels({name: clouds[name] for name in shown}, shorten(" ".join(words), 500, placeholder=" …"))
+    shown = list(points if len(points) <= MAX_PANELS else first.values())[:MAX_PANELS]
+    omitted = {"Omitted": [name for name in points if name not in shown], "Without prototypes": list(errors)}
+    texts = [f"{why}: {'; '.join(names)}." for why, names in omitted.items() if names]
+    if texts:
+        texts.insert(0, f"{len(shown)} of {len(points) + len(errors)} runs.")
+    return _panels({name: points[name] for name in shown}, shorten(" ".join(texts), 500, placeholder=" …"))
 
 
-def _panels(clouds: Mapping[str, _Cloud], words: str) -> Figure:
-    runs, count = [cloud.run for cloud in clouds.values()], len(clouds)
+def _panels(points: Mapping[str, _Prototypes], note: str) -> Figure:
+    runs, count = [own.run for own in points.values()], len(points)
     names = list(dict.fromkeys(name for run in runs for name in run.attributes["modalities"]))
     C = max(run.attributes["classes"] for run in runs)
-    shades = np.array(CLASSES if len(CLASSES) >= C else [colormaps["viridis"](c / (C - 1)) for c in range(C)])
-    shown = [label(name, LONGEST) for name in names]
-    beside = max(1, (24 if count == 1 else 48) // max(6, *map(len, shown)))  # names in a row of the legend
-    across = count if count < 4 else 2 if count == 4 else 3
-    down, width = -(-count // across), COLUMN if count == 1 else PAGE
-    height = down * (3 if across < 3 else 2.25) + 0.14 * -(-len(names) // beside)
-    drawing, grid = new(width, height, down, across, squeeze=False)
+    few_classes = len(CLASS_COLOURS) >= C
+    shades = np.array(CLASS_COLOURS if few_classes else [colormaps["viridis"](c / (C - 1)) for c in range(C)])
+    labels = [label(name, MAX_NAME) for name in names]
+    legend_columns = max(1, (24 if count == 1 else 48) // max(6, *map(len, labels)))
+    columns = count if count < 4 else 2 if count == 4 else 3
+    rows, width = -(-count // columns), COLUMN if count == 1 else PAGE
+    height = rows * (3 if columns < 3 else 2.25) + 0.14 * -(-len(names) // legend_columns)
+    drawing, grid = new_figure(width, height, rows, columns, squeeze=False)
     for axes in grid.flat[count:]:
         axes.set_axis_off()
-    for axes, (name, cloud) in zip(grid.flat, clouds.items(), strict=False):
-        place = _embedding(cloud.E)
-        few = len(place) <= 150
-        for m, modality in enumerate(cloud.run.attributes["modalities"]):
-            own = cloud.modality == m
+    for axes, (name, own) in zip(grid.flat, points.items(), strict=False):
+        positions = _embedding(own.E)
+        few_points = len(positions) <= 150
+        for m, modality in enumerate(own.run.attributes["modalities"]):
+            chosen = own.modality == m
             axes.scatter(
-                *place[own].T, 20 if few else 8, shades[cloud.label[own]], marker=marker(names.index(modality)),
-                linewidths=0.2, edgecolors="white",
+                *positions[chosen].T, 20 if few_points else 8, shades[own.label[chosen]],
+                marker=marker(names.index(modality)), linewidths=0.2, edgecolors="white",
             )  # fmt: skip
-        if few:
-            for point, k in zip(place, cloud.client, strict=True):
-                axes.annotate(f"{k}", point, (2.2, 1.2), textcoords="offset points", fontsize=4, color=GREY)
-        axes.set_title(wrapped(name, 15 * width / across, cloud.remark))
+        if few_points:
+            for position, k in zip(positions, own.client, strict=True):
+                axes.annotate(f"{k}", position, (2.2, 1.2), textcoords="offset points", fontsize=4, color=GREY)
+        axes.set_title(wrap(name, 15 * width / columns, own.remark))
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(True)
         axes.margins(0.06)
-    if len(CLASSES) >= C:
+    if few_classes:
         dots = [Line2D([], [], color=shades[c], marker="o", linestyle="") for c in range(C)]
-        drawing.legend(dots, [f"{c}" for c in range(C)], title="class", **outside("upper", 10))
+        drawing.legend(dots, [f"{c}" for c in range(C)], title="class", **legend_options("upper", 10))
     else:
-        span = colours(0, C - 1)
-        drawing.colorbar(span, ax=list(grid.flat), label="class", location="top", aspect=40, shrink=0.8)
-    kinds = [Line2D([], [], color=GREY, marker=marker(i), linestyle="") for i in range(len(names))]
-    said = label(fill(words, int(22 * width)))
-    drawing.legend(kinds, shown, title=said, title_fontsize=6, **outside("lower", beside)).get_title().set_color(GREY)
-    mark(drawing, runs)
+        scale = colour_scale(0, C - 1)
+        drawing.colorbar(scale, ax=list(grid.flat), label="class", location="top", aspect=40, shrink=0.8)
+    markers = [Line2D([], [], color=GREY, marker=marker(i), linestyle="") for i in range(len(names))]
+    legend = drawing.legend(
+        markers, labels, title=label(fill(note, int(22 * width))), title_fontsize=6,
+        **legend_options("lower", legend_columns),
+    )  # fmt: skip
+    legend.get_title().set_color(GREY)
+    add_remark(drawing, runs)
     return drawing
 
 
-@figure
+@styled()
 def structures(run: Run) -> Figure:
-    """How far classes are from each other: in P_G of each modality, and in I_G, which alignment makes them resemble.
+    """Distances between classes in P_G of each modality and in I_G; alignment makes the former resemble the latter.
 
-    Squared Euclidean distances divided by their mean; absent classes are grey. Below, where the run has them, the
-    transport plans that match the two, row by row as shares: aligned structures have a bright diagonal.
+    The distances are squared Euclidean, divided by their mean. Absent classes are grey. The second group of panels, if
+    the run has it, shows the transport plans from the classes of I_G (rows) to those of P_G (columns), each row as
+    shares that sum to 1. Aligned structures have a bright diagonal.
     """
     if "P_G" not in run.final or "I_G" not in run.final:
-        raise NoData(f"{run.path}: no global prototypes; complete runs of MFedPBA have them")
-    final, names = run.final, modalities(run, 10)
+        raise NoData(f"{run.path}: no global prototypes; only complete runs of MFedPBA have them")
+    final, names = run.final, modality_names(run, 10)
     present = [*(final["P_present"] > 0), final["I_present"] > 0]
-    spaces = [_distances(X, there) for X, there in zip([*final["P_G"], final["I_G"]], present, strict=True)]
-    groups = [(list(zip([*names, "$I_G$"], spaces, strict=True)), "distance / mean")]
+    distances = [_distances(X, there) for X, there in zip([*final["P_G"], final["I_G"]], present, strict=True)]
+    groups = [(list(zip([*names, "$I_G$"], distances, strict=True)), "distance / mean", "class")]
     if "plan" in final:
         shares = [plan * there.sum() for plan, there in zip(final["plan"], present, strict=False)]
-        groups.append((list(zip(names, shares, strict=True)), "share"))
-    across = min(len(spaces), 7)
-    heights = [-(-len(panels) // across) for panels, _ in groups]
-    size = min(1.2, (PAGE - 0.9) / across)
-    height = sum(heights) * (size + 0.24) + (0.15 if run.remark else 0)
-    drawing, grid = new(max(COLUMN, size * across + 0.9), height, sum(heights), across, squeeze=False)
+        groups.append((list(zip(names, shares, strict=True)), "share of a row", "class in $I_G$"))
+    columns = min(len(distances), 7)
+    rows_of = [-(-len(panels) // columns) for panels, *_ in groups]
+    size = min(1.2, (PAGE - 0.9) / columns)
+    height = sum(rows_of) * (size + 0.24) + (0.15 if run.remark else 0)
+    drawing, grid = new_figure(max(COLUMN, size * columns + 0.9), height, sum(rows_of), columns, squeeze=False)
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[])
         axes.set_axis_off()
-    for (panels, words), first, rows in zip(groups, np.cumsum([0, *heights]), heights, strict=False):
+    first = 0
+    for i, ((panels, scale_label, row_label), rows) in enumerate(zip(groups, rows_of, strict=True)):
         part = grid[first : first + rows]
+        first += rows
         highest = max((np.nanmax(value, initial=0) for _, value in panels), default=0)
-        span = colours(0, 1 if words == "share" else min(max(highest, 1), 4))
+        scale = colour_scale(0, 1 if i else min(max(highest, 1), 4))
         for axes, (name, value) in zip(part.flat, panels, strict=False):
-            axes.imshow(value, cmap=span.cmap, norm=span.norm, interpolation="nearest")
+            axes.imshow(value, cmap=scale.cmap, norm=scale.norm, interpolation="nearest")
             axes.set_title(name, fontsize=7)
             axes.set_axis_on()
             axes.spines[:].set_visible(True)
             axes.grid(False)
-        beyond = "max" if highest > 4 else "neither"
-        drawing.colorbar(span, ax=list(part.flat), label=words, aspect=12 * rows, extend=beyond)
-        part[0, 0].set_ylabel("class" if words != "share" else "class in $I_G$")
-    mark(drawing, [run])
+        extend = "max" if highest > 4 else "neither"
+        drawing.colorbar(scale, ax=list(part.flat), label=scale_label, aspect=12 * rows, extend=extend)
+        part[0, 0].set_ylabel(row_label)
+    add_remark(drawing, [run])
     return drawing
 
 
-# ---- numbers behind the figures
+# ---- the data of the figures
 
 
 @dataclass(frozen=True)
-class _Cloud:
-    """A run's prototypes E (N, d) of present classes with the class, modality and client of each."""
+class _Prototypes:
+    """A run's prototypes E (N, d) of present classes, with class, modality and client of each (N,)."""
 
     run: Run
     E: np.ndarray
@@ -165,22 +174,22 @@ class _Cloud:
     remark: str = ""
 
 
-def _cloud(run: Run) -> _Cloud:
+def _prototypes_of(run: Run) -> _Prototypes:
     if "E" not in run.final:
-        raise NoData(f"{run.path}: no prototypes; they are in the log of a complete run")
+        raise NoData(f"{run.path}: no prototypes; only the logs of complete runs contain them")
     E, client, modality = (run.final[name] for name in ("E", "E_client", "E_modality"))
-    there = (run.partition["counts"][client] > 0) & np.isfinite(E).all(axis=2)  # (sum |M_k|, C)
-    if not there.any():
+    present = (run.partition["counts"][client] > 0) & np.isfinite(E).all(axis=2)  # (sum |M_k|, C)
+    if not present.any():
         raise NoData(f"{run.path}: no prototype is finite")
-    step = -(-int(there.sum()) // POINTS)
-    there &= (client % step == 0)[:, None]
-    row, c = np.nonzero(there)
-    remark = f" (one in {step} clients)" if step > 1 else ""
-    return _Cloud(run, E[row, c], c, modality[row], client[row], remark)
+    step = -(-int(present.sum()) // MAX_POINTS)
+    present &= (client % step == 0)[:, None]
+    row, c = np.nonzero(present)
+    remark = f"1 in {step} clients" if step > 1 else ""
+    return _Prototypes(run, E[row, c], c, modality[row], client[row], remark)
 
 
 def _embedding(X: np.ndarray) -> np.ndarray:
-    """t-SNE of X (N, d) in the plane, started at its principal components, so the same for the same X."""
+    """t-SNE of X (N, d) in the plane, (N, 2). Initialised with principal components, so equal X give equal results."""
     from sklearn.manifold import TSNE
 
     X = X - X.mean(axis=0)
@@ -188,7 +197,7 @@ def _embedding(X: np.ndarray) -> np.ndarray:
     start = np.zeros((len(X), 2))
     start[:, : min(2, len(s))] = (U * s)[:, :2]
     start *= 1e-4 / max(start[:, 0].std(), 1e-12)
-    if len(X) < 4:  # nothing to spread out
+    if len(X) < 4:  # too few points for t-SNE
         return start
     method = "exact" if len(X) < 300 else "barnes_hut"
     perplexity = min(30.0, len(X) ** 0.5)
@@ -197,7 +206,7 @@ def _embedding(X: np.ndarray) -> np.ndarray:
 
 
 def _distances(X: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Squared distances of the present rows of X (C, d) divided by their mean, (C, C); NaN for the others."""
+    """Squared distances of the present rows of X (C, d) divided by their mean, (C, C); NaN for absent rows."""
     from scipy.spatial.distance import cdist
 
     D = np.full((len(X), len(X)), np.nan)

@@ -1,12 +1,13 @@
-"""Figures of runs side by side, how their accuracy grows over rounds, and all figures that suit a study."""
+"""Figures that compare runs: accuracy over rounds, accuracy of every client, and all figures of a study."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,7 +19,7 @@ from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
-from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, figure, mark, new
+from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, add_remark, capitalised, caption_of, new_figure, styled
 from mfedpba_mpi.report.table_figures import (
     METHOD,
     POINT,
@@ -26,84 +27,84 @@ from mfedpba_mpi.report.table_figures import (
     curve,
     heat_map,
     legend,
-    looks_of,
+    line_styles,
     scaling,
-    wrapped,
+    wrap,
 )
 from mfedpba_mpi.studies.study import RANKS, SEED, Choice, Place, Study
 from mfedpba_mpi.studies.tables import MEASURES, Measure, Results, cell_of, lay_out
 
-PANELS, ACROSS = 16, 4  # on a page, side by side
-CLIENTS = 24  # as many have a column of their own in a table
-BARS = 24  # as many are still a picture
-Found = Sequence[tuple[Place, Run, float]]  # runs that have ended, each with its number (NaN: it has failed)
+MAX_PANELS, PANELS_PER_ROW = 16, 4  # of a figure
+MAX_CLIENTS = 24  # with a column each in a table; more are shown as quantiles
+MAX_BARS = 24
+EndedRuns = Sequence[tuple[Place, Run, float]]  # complete and failed runs with the value of a measure (NaN: failed)
 
 
 # ---- runs
 
 
-@figure
+@styled()
 def convergence(groups: Mapping[str, Sequence[Run]], ranked: bool = False) -> Figure:
-    """Average accuracy over rounds, a line for each group of runs: their mean, in a band of one sample deviation.
+    """Mean average accuracy of each group of runs; bands show plus and minus one sample standard deviation (n - 1).
 
-    A round counts where all runs that came so far were tested; what only some have reached is the mean of these.
+    A round is shown if it was evaluated in all runs of the group that reached it.
 
     Parameters
     ----------
-    groups : by name, e.g. of a method, its runs, e.g. of several seeds.
-    ranked : the legend from the highest last accuracy to the lowest, else as given.
+    groups : by name (for example of a method), its runs (for example of several seeds).
+    ranked : sort the legend by the last accuracy, highest first; else it has the order of `groups`.
     """
     return _panels({"": groups}, ranked)
 
 
-@figure
+@styled()
 def panels(cells: Mapping[str, Mapping[str, Sequence[Run]]]) -> Figure:
-    """`convergence` for each of several groups of groups, side by side, with one legend."""
+    """Several `convergence` plots by title, side by side, with a common legend."""
     return _panels(cells)
 
 
 def _panels(cells: Mapping[str, Mapping[str, Sequence[Run]]], ranked: bool = False) -> Figure:
     names = list(dict.fromkeys(name for groups in cells.values() for name in groups))
-    runs = [run for groups in cells.values() for several in groups.values() for run in several]
-    looks = looks_of(names)
-    down = -(-len(cells) // ACROSS) or 1
-    across = -(-len(cells) // down) or 1  # rows about as long as each other
-    width = COLUMN if across == 1 else PAGE
+    runs = [run for groups in cells.values() for members in groups.values() for run in members]
+    looks = line_styles(names)
+    rows = -(-len(cells) // PANELS_PER_ROW) or 1
+    columns = -(-len(cells) // rows) or 1  # rows of about equal length
+    width = COLUMN if columns == 1 else PAGE
     mixed = len({run.remark for run in runs}) > 1
     titles = []
     for title, groups in cells.items():
-        said = _remark(run for several in groups.values() for run in several)
-        titles.append(wrapped(title, 15 * width / across, said if mixed and title else ""))
+        remark = joint_remark(run.remark for members in groups.values() for run in members)
+        titles.append(wrap(title, 15 * width / columns, remark if mixed and title else ""))
     lines = max((title.count("\n") for title in titles), default=0)
-    height = down * ({1: 2.2, 2: 2.1, 3: 1.7}.get(across, 1.45) + 8 * lines * POINT)
-    drawing, grid = new(width, height, down, across, squeeze=False)
+    height = rows * ({1: 2.2, 2: 2.1, 3: 1.7}.get(columns, 1.45) + 8 * lines * POINT)
+    drawing, grid = new_figure(width, height, rows, columns, squeeze=False)
     last: dict[str, float] = {}
     for i, (axes, title, groups) in enumerate(zip(grid.flat, titles, cells.values(), strict=False)):
         axes.set_title(title, fontsize=7, linespacing=1.1)
         last |= _draw_groups(axes, groups, looks)
-        if i + across >= len(cells):
+        if i + columns >= len(cells):
             axes.set_xlabel("round")
-    drawing.supylabel("average accuracy in %", fontsize=8)
+    drawing.supylabel("average accuracy (%)", fontsize=8)
     for axes in grid.flat[len(cells) :]:
         axes.set_axis_off()
     if ranked:
         names.sort(key=lambda name: -last.get(name, -np.inf))
     legend(drawing, names, [Line2D([], [], **looks[name]) for name in names])
-    mark(drawing, runs)
+    add_remark(drawing, runs)
     return drawing
 
 
 def _draw_groups(
     axes: Axes, groups: Mapping[str, Sequence[Run]], looks: Mapping[str, dict[str, Any]]
 ) -> dict[str, float]:
-    """Draw the lines; the last accuracy of each."""
+    """Draw a line per group. Returns the last accuracy of every group that has one."""
     last: dict[str, float] = {}
     for i, (name, runs) in enumerate(groups.items()):
-        rounds, mean, deviation = _mean_over(runs)
+        rounds, mean, deviation = _mean_curve(runs)
         if not len(rounds):
             continue
         step = max(1, len(rounds) // 6)
-        every = (i * step // len(groups), step)  # markers of lines close to each other stand apart
+        every = (i * step // len(groups), step)  # so that markers of different lines do not overlap
         axes.plot(rounds, mean, markevery=every, zorder=3 - i / len(groups), **looks[name])
         axes.fill_between(
             rounds, mean - deviation, mean + deviation, color=looks[name]["color"], alpha=0.15, linewidth=0
@@ -111,26 +112,26 @@ def _draw_groups(
         last[name] = float(mean[-1])
     missing = [name for name in groups if name not in last]
     if missing:
-        words = ", ".join(missing) if len(missing) < 3 else f"{len(missing)} of {len(groups)}"
+        text = ", ".join(missing) if len(missing) < 3 else f"{len(missing)} of {len(groups)}"
         axes.text(
-            0.98, 0.02, wrapped(f"no numbers: {words}", 30), transform=axes.transAxes, fontsize=6, color=GREY,
+            0.98, 0.02, wrap(f"no data: {text}", 30), transform=axes.transAxes, fontsize=6, color=GREY,
             ha="right", va="bottom",
         )  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return last
 
 
-def _mean_over(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds, and mean and deviation in % over the runs that came so far; NaN the deviation of one."""
-    curves = [(own, max(own)) for run in runs if (own := _curve(run))]
-    every = sorted({t for own, _ in curves for t in own})
-    rounds = [t for t in every if all(t in own for own, last in curves if last >= t)]
-    cells = [cell for t in rounds if (cell := cell_of([own[t] for own, _ in curves if t in own]))]
+def _mean_curve(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds, mean and deviation in % over the runs that reached each round; NaN for the deviation of one run."""
+    curves = [(average, max(average)) for run in runs if (average := _average_by_round(run))]
+    evaluated = sorted({t for average, _ in curves for t in average})
+    rounds = [t for t in evaluated if all(t in average for average, last in curves if last >= t)]
+    cells = [cell for t in rounds if (cell := cell_of([average[t] for average, _ in curves if t in average]))]
     return np.array(rounds), np.array([cell.mean for cell in cells]), np.array([cell.deviation for cell in cells])
 
 
-def _curve(run: Run) -> dict[int, float]:
-    """The average accuracy in % after each evaluated round."""
+def _average_by_round(run: Run) -> dict[int, float]:
+    """The average accuracy in % of every evaluated round."""
     if "tested" not in run.rounds:
         return {}
     with np.errstate(invalid="ignore"):
@@ -138,30 +139,27 @@ def _curve(run: Run) -> dict[int, float]:
         return {t: value for t, value in pairs if np.isfinite(value)}
 
 
-def _remark(runs: Iterable[Run]) -> str:
-    """The joint remark of these runs, in brackets."""
-    return bracketed(joint_remark(run.remark for run in runs))
-
-
 def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[list[str]]]:
-    """Every client's accuracy in %, last five evaluated rounds: headers, and a row of mean ± deviation for each group.
+    """Accuracy of every client in %, mean of the last five evaluated rounds: headers, and a row per group of runs.
 
-    Columns are the clients k0, k1, ... and Avg; for more than 24 clients their quantiles. What must be said of the
-    data is in the first header, or in the rows where they differ.
+    Cells are mean ± deviation over the runs. Columns are the clients k0, k1, ... and Avg; for more than 24 clients,
+    quantiles over the clients. The remark on the data is in the first header, or in the rows if they have different
+    ones.
     """
     tables = {name: [row for run in runs if (row := _client_row(run))] for name, runs in groups.items()}
     heads, cells = client_cells(tables)
-    every = [run for runs in groups.values() for run in runs]
-    mixed = len({run.remark for run in every}) > 1
-    rows = [[name + (_remark(groups[name]) if mixed else ""), *cells[name]] for name in tables]
-    return [METHOD + ("" if mixed else _remark(every)), *heads], rows
+    remarks = {name: joint_remark(run.remark for run in runs) for name, runs in groups.items()}
+    found = {run.remark for runs in groups.values() for run in runs}
+    mixed = len(found) > 1
+    rows = [[name + bracketed(remarks[name] if mixed else ""), *cells[name]] for name in tables]
+    return [METHOD + bracketed("" if mixed else joint_remark(found)), *heads], rows
 
 
 def client_cells(tables: Mapping[str, Sequence[Sequence[float]]]) -> tuple[list[str], dict[str, list[str]]]:
-    """Headers and mean ± deviation, of groups of rows that are the accuracies of some clients and their average."""
+    """Headers, and by group mean ± deviation of every column. `tables` has a row per run: its clients, its average."""
     longest = max((len(row) - 1 for rows in tables.values() for row in rows), default=0)
     heads = [f"k{k}" for k in range(longest)]
-    if longest > CLIENTS:
+    if longest > MAX_CLIENTS:
         heads = ["worst client", "25 %", "median", "75 %", "best client"]
         tables = {name: [[*_quantiles(row[:-1]), row[-1]] for row in rows] for name, rows in tables.items()}
     cells = {}
@@ -173,8 +171,11 @@ def client_cells(tables: Mapping[str, Sequence[Sequence[float]]]) -> tuple[list[
 
 
 def _client_row(run: Run) -> list[float]:
-    """The last-five mean of each client, NaN for one without tests, and of the average; nothing without evaluation."""
-    average = list(_curve(run).values())
+    """Means of the last five evaluated rounds: of every client (NaN without test rows) and of the average.
+
+    Empty if no round was evaluated.
+    """
+    average = list(_average_by_round(run).values())
     if not average:
         return []
     accuracy = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:]
@@ -196,143 +197,152 @@ def _mean_text(values: Sequence[float]) -> str:
 # ---- studies
 
 
-def figures_of(study: Study, directory: Path) -> Iterator[tuple[str, str, Figure]]:
-    """(file name, title, figure) of every figure that suits a study, from its runs that have ended.
+class StudyFigure(NamedTuple):
+    """A figure of a study; `name` is unique among those of the study."""
 
-    The axes decide: seconds over ranks give a scaling plot, two numeric axes a heat map, one a curve, and no numeric
-    axis bars, if they are few. Where methods are compared by accuracy, accuracy over rounds is drawn as well.
+    name: str
+    title: str
+    figure: Figure
+    caption: str
+
+
+def figures_of(study: Study, directory: Path) -> Iterator[StudyFigure]:
+    """Draw the figures of a study from its complete runs.
+
+    The axes determine the kind: a scaling plot for seconds over ranks, a heat map for two numeric axes, a curve for
+    one, and bars for none, unless they are too many. Studies that compare the accuracy of methods also get accuracy
+    over rounds.
     """
     if study.layout.measure not in MEASURES:
         raise unknown("measure", study.layout.measure, MEASURES)
-    yield from figures_from(study, _ended(study, directory, MEASURES[study.layout.measure][1]))
+    yield from figures_from(study, _load_ended(study, directory, MEASURES[study.layout.measure][1]))
 
 
-def figures_from(study: Study, found: Found) -> Iterator[tuple[str, str, Figure]]:
-    """`figures_of` these runs."""
+def figures_from(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:
+    """Like `figures_of`, from loaded runs."""
     measure = MEASURES[study.layout.measure][0]
-    yield from _numbered(_table_figures(study, found, measure))
+    yield from _numbered(_table_figures(study, ended, measure))
     if measure.larger_is_better:
-        yield from _numbered(_convergence_figures(study, found))
+        yield from _numbered(_convergence_figures(study, ended))
 
 
-def cells_of(study: Study, directory: Path) -> Iterator[tuple[str, dict[str, list[Run]]]]:
-    """For each combination of a study's other choices: what they are, and the complete runs of each method.
+def runs_by_method(study: Study, directory: Path) -> Iterator[tuple[str, dict[str, list[Run]]]]:
+    """For each combination of the axes other than method and seed: its title, and the complete runs by method.
 
-    The runs hold accuracies only.
+    The runs contain accuracies only.
     """
-    return _cells_of(study, _ended(study, directory, lambda run: 0.0))
+    return _group_by_method(study, _load_ended(study, directory, lambda run: 0.0))
 
 
-def _numbered(figures: Iterable[tuple[str, str, Figure]]) -> Iterator[tuple[str, str, Figure]]:
-    """Names of their own, also where there are several of a kind."""
-    for i, (name, title, drawing) in enumerate(figures):
-        yield f"{name}-{i + 1}" if i else name, title, drawing
+def _numbered(figures: Iterable[StudyFigure]) -> Iterator[StudyFigure]:
+    """Number the names of the second and further figures, so that names are unique."""
+    for i, figure in enumerate(figures):
+        yield figure._replace(name=f"{figure.name}-{i + 1}") if i else figure
 
 
-def _ended(study: Study, directory: Path, value: Callable[[Run], float]) -> Found:
-    """The study's runs that have ended, without what no figure of many needs."""
-    found = []
+def _load_ended(study: Study, directory: Path, measure: Callable[[Run], float]) -> EndedRuns:
+    """The complete and failed runs of a study, reduced to their accuracies to save memory."""
+    ended = []
     for place in study.places():
         run = load_ended(directory / place.path)
-        if run and (run.status != COMPLETE or _curve(run)):
+        if run and (run.status != COMPLETE or _average_by_round(run)):
             rounds = {name: values for name, values in run.rounds.items() if name in ("accuracy", "correct", "tested")}
-            number = value(run) if run.status == COMPLETE else np.nan
-            found.append((place, replace(run, rounds=rounds, partition={}, final={}), number))
-    return found
+            value = measure(run) if run.status == COMPLETE else np.nan
+            ended.append((place, replace(run, rounds=rounds, partition={}, final={}), value))
+    return ended
 
 
-def _table_figures(study: Study, found: Found, measure: Measure) -> Iterator[tuple[str, str, Figure]]:
+def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator[StudyFigure]:
     crossed = [axis for axis, choices in study.axes.items() if axis != SEED and len(choices) > 1]
     order = [axis for axis in (*study.layout.rows, study.layout.columns) if axis in crossed]  # rows before columns
     numeric = [axis for axis in order if _is_numeric(axis, study.axes[axis])]
-    ranked = [axis for axis in order if len(set(_ranks(study, axis))) > 1 and study.layout.measure == "seconds"]
-    if not ranked and not numeric:
-        results = _laid_out(study, found, measure)
-        if crossed and len(results.rows) * len(results.columns) <= BARS and _is_enough(results):
-            yield "bars", _title("", measure.label), bars(results)
+    by_ranks = [axis for axis in order if len(set(_ranks(study, axis))) > 1 and study.layout.measure == "seconds"]
+    if not by_ranks and not numeric:
+        results = _results(study, ended, measure)
+        if crossed and len(results.rows) * len(results.columns) <= MAX_BARS and _has_values(results):
+            yield StudyFigure("bars", capitalised(measure.label), bars(results), caption_of(bars))
         return
-    down = (ranked or numeric)[0]
-    others = [axis for axis in order if axis != down]
-    is_map = not ranked and len(numeric) > 1
-    wished = numeric[1:] if is_map else [study.layout.columns, METHOD, *others]
-    across = next((axis for axis in wished if axis in others), "")
-    for cell, part in _slices(study, [axis for axis in others if axis != across]):
-        title = _title(cell, measure.label)
-        results = _laid_out(replace(part, layout=replace(part.layout, rows=(down,), columns=across)), found, measure)
-        if not _is_enough(results):
+    row_axis = (by_ranks or numeric)[0]
+    others = [axis for axis in order if axis != row_axis]
+    is_map = not by_ranks and len(numeric) > 1
+    preferred = numeric[1:] if is_map else [study.layout.columns, METHOD, *others]
+    column_axis = next((axis for axis in preferred if axis in others), "")
+    for cell, part in _slices(study, [axis for axis in others if axis != column_axis]):
+        title = f"{cell}: {measure.label}" if cell else capitalised(measure.label)
+        layout = replace(part.layout, rows=(row_axis,), columns=column_axis)
+        results = _results(replace(part, layout=layout), ended, measure)
+        if not _has_values(results):
             continue
-        name = across.rpartition(".")[2]
-        if ranked:
-            same = all(set(choice.settings) <= {RANKS} for choice in study.axes[down])
-            yield "scaling", title, scaling(results, name, _ranks(study, down) if same else ())
+        name = column_axis.rpartition(".")[2]
+        if by_ranks:
+            strong = all(set(choice.settings) <= {RANKS} for choice in study.axes[row_axis])
+            figure = scaling(results, _ranks(study, row_axis) if strong else (), name)
+            yield StudyFigure("scaling", title, figure, caption_of(scaling))
         elif is_map:
-            yield "heat-map", title, heat_map(results, name)
+            yield StudyFigure("heat-map", title, heat_map(results, name), caption_of(heat_map))
         else:
-            yield "curve", title, curve(results, name)
+            values = [choice.settings[row_axis] for choice in study.axes[row_axis]]
+            yield StudyFigure("curve", title, curve(results, values, name), caption_of(curve))
 
 
-def _convergence_figures(study: Study, found: Found) -> Iterator[tuple[str, str, Figure]]:
-    cells = {title: groups for title, groups in _cells_of(study, found) if any(_is_line(g) for g in groups.values())}
+def _convergence_figures(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:
+    cells = {
+        title: groups
+        for title, groups in _group_by_method(study, ended)
+        if any(len(_mean_curve(runs)[0]) > 1 for runs in groups.values())
+    }
     seeds = len(study.axes.get(SEED, ()))
-    words = f"average accuracy over rounds{f', mean and deviation over {seeds} seeds' if seeds > 1 else ''}"
-    pages = [list(cells.items())[i : i + PANELS] for i in range(0, len(cells), PANELS)]
+    title = f"Average accuracy over rounds{f', mean and deviation over {seeds} seeds' if seeds > 1 else ''}"
+    pages = [list(cells.items())[i : i + MAX_PANELS] for i in range(0, len(cells), MAX_PANELS)]
     for page in pages:
-        drawing = convergence(page[0][1], ranked=True) if len(cells) == 1 else panels(dict(page))
-        yield "convergence", _title("", words), drawing
+        figure = convergence(page[0][1], ranked=True) if len(cells) == 1 else panels(dict(page))
+        yield StudyFigure("convergence", title, figure, caption_of(convergence))
 
 
-def _cells_of(study: Study, found: Found) -> Iterator[tuple[str, dict[str, list[Run]]]]:
+def _group_by_method(study: Study, ended: EndedRuns) -> Iterator[tuple[str, dict[str, list[Run]]]]:
     if METHOD not in study.axes:
         return
     methods = [choice.label for choice in study.axes[METHOD]]
     for cell, part in _slices(study, [axis for axis in study.axes if axis not in (METHOD, SEED)]):
-        own = [(place, run) for place, run, _ in _within(part, found) if run.status == COMPLETE]
-        if own:
-            yield (
-                cell or study.title,
-                {name: [run for place, run in own if place.labels[METHOD] == name] for name in methods},
-            )
+        complete = [(place, run) for place, run, _ in _select(part, ended) if run.status == COMPLETE]
+        if complete:
+            groups = {name: [run for place, run in complete if place.labels[METHOD] == name] for name in methods}
+            yield cell or study.title, groups
 
 
 def _slices(study: Study, axes: Sequence[str]) -> Iterator[tuple[str, Study]]:
-    """Each combination of these axes: its name, and the study cut to it."""
+    """For each combination of choices of these axes: its title, and the study restricted to it."""
     for chosen in product(*(study.axes[axis] for axis in axes)):
-        words = [
+        titles = [
             f"{axis.rpartition('.')[2]} = {choice.label}" if _is_numeric(axis, [choice]) else choice.label
             for axis, choice in zip(axes, chosen, strict=True)
         ]
         cut = {axis: [choice] for axis, choice in zip(axes, chosen, strict=True)}
-        yield ", ".join(words), replace(study, axes={**study.axes, **cut})
+        yield ", ".join(titles), replace(study, axes={**study.axes, **cut})
 
 
-def _title(cell: str, text: str) -> str:
-    return f"{cell}: {text}" if cell else text[:1].upper() + text[1:]
-
-
-def _within(study: Study, found: Found) -> Found:
-    """Those runs that are of this part of a study."""
+def _select(study: Study, ended: EndedRuns) -> EndedRuns:
+    """The runs that belong to this part of a study."""
     labels = {axis: {choice.label for choice in choices} for axis, choices in study.axes.items()}
-    return [entry for entry in found if all(entry[0].labels[axis] in own for axis, own in labels.items())]
+    return [entry for entry in ended if all(entry[0].labels[axis] in own for axis, own in labels.items())]
 
 
-def _laid_out(study: Study, found: Found, measure: Measure) -> Results:
-    return lay_out(study, [(place, number, run.remark) for place, run, number in _within(study, found)], measure)
+def _results(study: Study, ended: EndedRuns, measure: Measure) -> Results:
+    return lay_out(study, [(place, value, run.remark) for place, run, value in _select(study, ended)], measure)
 
 
 def _is_numeric(axis: str, choices: Sequence[Choice]) -> bool:
+    """Whether every choice sets the axis alone, to a finite number."""
     values = [choice.settings[axis] if list(choice.settings) == [axis] else None for choice in choices]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) for value in values)
 
 
 def _ranks(study: Study, axis: str) -> list[int]:
-    """The ranks that an axis' choices come to."""
-    usual = study.settings.get(RANKS, 1)
-    return [int(choice.settings.get(RANKS, usual)) for choice in study.axes[axis]]
+    """The number of ranks of every choice of an axis."""
+    default = study.settings.get(RANKS, 1)
+    return [int(choice.settings.get(RANKS, default)) for choice in study.axes[axis]]
 
 
-def _is_enough(results: Results) -> bool:
+def _has_values(results: Results) -> bool:
+    """Whether at least two cells have values."""
     return sum(bool(cell and cell.n) for row in results.rows for cell in row.cells) > 1
-
-
-def _is_line(runs: Sequence[Run]) -> bool:
-    return len(_mean_over(runs)[0]) > 1

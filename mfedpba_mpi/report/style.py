@@ -1,6 +1,6 @@
-"""The one style of all figures: sizes of a paper's columns, a palette for all eyes, and the mark of synthetic data.
+"""The style of all figures: sizes that fit a paper's columns, a colour-blind safe palette, and the remark on the data.
 
-Figures are made without pyplot: nothing is global, no display is needed, and any thread may make one.
+Figures are made without pyplot, so there is no global state, no display is needed, and any thread can make one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib
 from matplotlib import colormaps
@@ -21,16 +20,13 @@ from matplotlib.figure import Figure
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import Run, joint_remark
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-COLUMN, PAGE = 3.25, 6.75  # inches: a column and a page of ICML's
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito's
+COLUMN, PAGE = 3.25, 6.75  # inches: widths of a column and of a page in ICML's format
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito
 GREY = "#777777"
-LONGEST = 24  # letters of a name
+MAX_NAME = 24  # characters of a modality's name
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 RC: Any = {
-    "font.family": ["STIXGeneral", "DejaVu Sans"],  # the second one where the first lacks a letter
+    "font.family": ["STIXGeneral", "DejaVu Sans"],  # the second for characters that the first lacks
     "mathtext.fontset": "stix",
     "font.size": 8,
     "axes.titlesize": 8,
@@ -58,119 +54,113 @@ RC: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """What is drawn, and what is saved, in here has the style."""
+    """Use the style for figures drawn or saved in this context. Also a decorator: ``@styled()``."""
     with matplotlib.rc_context(RC):
         yield
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
-    """The style, and no word about letters that no font at hand has: they are boxes, and the rest is well."""
+def _rendering() -> Iterator[None]:
+    """Use the style, without warnings about characters that no installed font has. They are drawn as boxes."""
     with styled(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
         yield
 
 
-def figure(draw: Callable[P, T]) -> Callable[P, T]:
-    """A function that draws a figure, with the style around all of it."""
-
-    @wraps(draw)
-    def with_style(*args: P.args, **options: P.kwargs) -> T:
-        with styled():
-            return draw(*args, **options)
-
-    return with_style
-
-
 def caption_of(draw: Callable[..., Any]) -> str:
-    """What a figure shows, in the words of the function that draws it."""
+    """The caption of a figure: the docstring of the function that draws it, without its parameters."""
     return " ".join((draw.__doc__ or "").partition("Parameters\n")[0].split())
 
 
-class _Shown(Figure):
-    """A figure that a notebook shows as a picture, with or without ``%matplotlib inline``."""
+class _NotebookFigure(Figure):
+    """A figure that notebooks display as an image, with or without ``%matplotlib inline``."""
 
     def _repr_png_(self) -> bytes:
-        with _drawing(), io.BytesIO() as file:
+        with _rendering(), io.BytesIO() as file:
             self.savefig(file, format="png", dpi=150)
             return file.getvalue()
 
 
-def new(
+def new_figure(
     width: float = COLUMN, height: float = 2.2, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, Any]:
-    """A figure of so many inches and its axes, as ``pyplot.subplots`` would make them."""
-    figure = _Shown(figsize=(width, height))
+    """A figure of this size in inches, and its axes, like ``pyplot.subplots``."""
+    figure = _NotebookFigure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, **options)
 
 
 def colour(i: int) -> str:
-    """The i-th colour, from the first again after the last."""
+    """The i-th colour of the palette, cyclically."""
     return PALETTE[i % len(PALETTE)]
 
 
 def marker(i: int) -> str:
-    """The i-th marker, from the first again after the last."""
+    """The i-th marker, cyclically."""
     return MARKERS[i % len(MARKERS)]
 
 
-def label(text: object, most: int | None = None) -> str:
-    """Text as it is, whatever is in it: a dollar sign would start mathematics. Past `most` characters it ends in …"""
-    words = str(text)
-    if most and len(words) > most:
-        words = f"{words[: most - 1]}…"
-    return words.replace("$", r"\$")
+def label(text: object, max_length: int | None = None) -> str:
+    """Text to be shown literally: dollar signs, which start mathematics, are escaped. Long text is cut with an …"""
+    shown = str(text)
+    if max_length and len(shown) > max_length:
+        shown = f"{shown[: max_length - 1]}…"
+    return shown.replace("$", r"\$")
 
 
-def mark(figure: Figure, runs: Sequence[Run]) -> None:
-    """Say below the figure what must be said of its data."""
+def capitalised(text: str) -> str:
+    """Text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def add_remark(figure: Figure, runs: Sequence[Run]) -> None:
+    """Add the runs' joint remark below the figure, see `Run.remark`."""
     if remark := joint_remark(run.remark for run in runs):
-        note(figure, remark)
+        add_note(figure, remark)
 
 
-def note(figure: Figure, words: str) -> None:
-    """Small words below the figure, on the right."""
-    figure.supxlabel(label(words), fontsize=6, color=GREY, x=0.99, ha="right")
+def add_note(figure: Figure, text: str) -> None:
+    """Add small text below the figure, on the right."""
+    figure.supxlabel(label(text), fontsize=6, color=GREY, x=0.99, ha="right")
 
 
 def save(figure: Figure, stem: str | Path) -> None:
-    """``STEM.png`` and ``STEM.pdf``."""
+    """Write ``STEM.png`` and ``STEM.pdf``."""
     stem = Path(stem)
-    with _drawing():
+    with _rendering():
         figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=200)
         figure.savefig(stem.with_name(f"{stem.name}.pdf"), metadata={"CreationDate": None})
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG, the same text for the same figure."""
-    with _drawing(), io.StringIO() as file:
+    """The figure as SVG. Equal figures give equal text."""
+    with _rendering(), io.StringIO() as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
         return file.getvalue()
 
 
-# ---- what figures of runs share
+# ---- for figures of runs
 
 
 class NoData(UserError):
-    """The run has not (yet) got what a figure shows."""
+    """The run lacks the data of a figure, perhaps only so far."""
 
 
-def modalities(run: Run, most: int = LONGEST) -> list[str]:
-    """The names of the modalities, long ones cut."""
-    return [label(name, most) for name in run.attributes["modalities"]]
+def modality_names(run: Run, max_length: int = MAX_NAME) -> list[str]:
+    """The names of the modalities, cut if they are long."""
+    return [label(name, max_length) for name in run.attributes["modalities"]]
 
 
-def outside(side: str, columns: int) -> dict[str, Any]:
-    """Where a legend is to go: above (``upper``) or below the axes."""
+def legend_options(side: str, columns: int) -> dict[str, Any]:
+    """Options of a legend above (``upper``) or below (``lower``) all axes."""
     return {
         "loc": f"outside {side} center", "ncols": columns, "handlelength": 1.4, "columnspacing": 0.9,
         "handletextpad": 0.4,
     }  # fmt: skip
 
 
-def colours(low: float, high: float) -> Any:
-    """Viridis from low to high, grey for what is missing."""
+def colour_scale(low: float, high: float) -> Any:
+    """Viridis from `low` to `high`, and grey for missing values."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

@@ -17,6 +17,7 @@ from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
+from mfedpba_mpi.records.tables import NumberText
 from mfedpba_mpi.studies.study import SEED, Place, Study
 
 
@@ -94,13 +95,14 @@ class Cell:
         if not self.n:
             return "failed"
         spread = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
-        return f"{self.mean:.{digits}f}{spread}"
+        return NumberText(f"{self.mean:.{digits}f}{spread}", self.mean, self.deviation)
 
     def words(self, digits: int, mark: str = "{}") -> str:
         """The number, in `mark`, how it compares, and how many runs it is without."""
         without = f"{self.failed} failed" if self.failed and self.n else ""
         said = ", ".join(filter(None, [self.against, without]))
-        return mark.format(self.text(digits)) + (f" ({said})" if said else "")
+        text = mark.format(self.text(digits)) + (f" ({said})" if said else "")
+        return NumberText(text, self.mean, self.deviation) if self.n else text
 
 
 @dataclass(frozen=True)

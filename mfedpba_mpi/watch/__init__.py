@@ -1,1 +1,1 @@
-"""`mfedpba-mpi watch`: a live view of runs and studies, drawn with characters."""
+"""`mfedpba-mpi watch`: a live view of runs and studies in the terminal."""

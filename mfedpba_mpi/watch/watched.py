@@ -1,4 +1,4 @@
-"""Live views of a run and of a study, read from their files only; nothing is written."""
+"""Live views of a run and of a study. They only read the files of the runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mfedpba_mpi.studies.study import FILE, read_study
 from mfedpba_mpi.watch.drawing import Line, flow, flow_each
 from mfedpba_mpi.watch.pictures import average_curve, pace_of, reason_lines, run_lines, styled
 
-_LAST_ENDED = 6  # ended runs in the view of a study
+_MAX_ENDED = 6  # ended runs in the view of a study
 
 
 class WatchedRun(RunReader):
@@ -27,15 +27,15 @@ class WatchedRun(RunReader):
         return self.state.ended
 
     def view(self, width: int, height: int) -> list[Line]:
-        """The run as lines of characters."""
+        """The view of the run as lines of text."""
         if self.run:
             return run_lines(self.run, self.state, self.age, self.directory, width, height)
-        heading = [*flow([(str(self.directory), "bold")], width), *flow([(self.state.status, "bold")], width)]
+        heading = [*flow([(str(self.directory), "bold")], width), *flow([styled(self.state.status)], width)]
         return [*heading, *reason_lines(self.state, self.directory, width)]
 
 
 class WatchedStudy:
-    """The runs of a study and their view. Complete runs are not read again."""
+    """The runs of a study and their view. A complete run is read once."""
 
     def __init__(self, directory: Path):
         self.directory, self.study = directory, read_study(directory / FILE)
@@ -56,10 +56,10 @@ class WatchedStudy:
                 del self._watched[path]
 
     def view(self, width: int, height: int) -> list[Line]:
-        """The study as lines of characters."""
+        """The view of the study as lines of text."""
         rows = list(self._rows.values())
         active = [row for row in rows if not row.state.ended and row.state.status != WAITING]
-        ended = sorted((row for row in rows if row.state.ended), key=lambda row: row.changed)[-_LAST_ENDED:]
+        ended = sorted((row for row in rows if row.state.ended), key=lambda row: row.changed)[-_MAX_ENDED:]
         remarks = sorted({row.remark for row in rows if row.remark})
         left = time_left(rows)
         top = flow(
@@ -71,14 +71,15 @@ class WatchedStudy:
         if not active and not self.over:
             top += flow([("no run is active", "yellow")], width)
         run = next((self._watched[row.path].run for row in active if row.state.status == RUNNING), None)
-        most = (height - len(top)) // (2 if run else 1)
+        table_height = (height - len(top)) // (2 if run else 1)
         shown = [*active, *reversed(ended)]
         parts = zip(*(row.path.parts for row in rows), strict=True)
         differing = [i for i, part in enumerate(parts) if len(set(part)) > 1]
-        lines = [*top, *_table(shown, differing, width, most)]
-        reasons = {row.state.reason: row for row in reversed(shown) if row.state.reason}  # each once
-        why = flow_each([(f"{row.path}: {why}", styled(row.state.status)[1]) for why, row in reasons.items()], width)
-        lines += why[: max(0, min(3, most - len(shown)) if run else most - len(shown))]
+        lines = [*top, *_table(shown, differing, width, table_height)]
+        rows_by_reason = {row.state.reason: row for row in reversed(shown) if row.state.reason}  # every reason once
+        reasons = [(f"{row.path}: {reason}", styled(row.state.status)[1]) for reason, row in rows_by_reason.items()]
+        free = table_height - len(shown)
+        lines += flow_each(reasons, width)[: max(0, min(3, free) if run else free)]
         if run:
             path = str(run.path.parent.relative_to(self.directory))
             heading = flow([(path, "bold")], width)
@@ -93,9 +94,12 @@ class Row:
 
     Attributes
     ----------
-    path : below the study's directory.
-    changed : when its log changed, in seconds since 1970.
-    seconds, share : its time so far, and its share of finished rounds.
+    path : relative to the study's directory.
+    state : the state of the run.
+    remark : see `Run.remark`.
+    changed : time at which its log last changed, in seconds since 1970.
+    seconds : running time so far.
+    share : share of its rounds that are finished.
     """
 
     path: Path
@@ -115,33 +119,39 @@ class Row:
 
 
 def time_left(rows: Sequence[Row]) -> float:
-    """Seconds until the last run ends, if all take as long as the complete ones and as many run at once; 0: unknown."""
+    """Estimated seconds until all runs have ended; 0 if unknown.
+
+    Assumes that runs take as long as the complete ones, and that as many as now run concurrently.
+    """
     complete = [row.seconds for row in rows if row.state.status == COMPLETE]
-    side_by_side = sum(row.state.status == RUNNING for row in rows)
-    if not complete or not side_by_side:
+    concurrent = sum(row.state.status == RUNNING for row in rows)
+    if not complete or not concurrent:
         return 0.0
-    todo = sum(1 - row.share for row in rows if row.state.status not in (COMPLETE, FAILED))
-    return todo * sum(complete) / len(complete) / side_by_side
+    remaining = sum(1 - row.share for row in rows if row.state.status not in (COMPLETE, FAILED))
+    return remaining * sum(complete) / len(complete) / concurrent
 
 
 def _table(rows: Sequence[Row], differing: Sequence[int], width: int, height: int) -> list[Line]:
-    """One line per run, as many as fit; long paths are cut at the start. `differing` parts of the paths differ."""
-    room = height if len(rows) <= height else max(0, height - 1)
-    more: list[Line] = [[(f"and {len(rows) - room} more", "dim")]] if len(rows) > room else []
-    rows = rows[:room]
+    """One line per run, as many as fit. Long paths are cut at the start.
+
+    `differing` are the indices of the path components that are not the same in all runs.
+    """
+    max_rows = height if len(rows) <= height else max(0, height - 1)
+    more: list[Line] = [[(f"and {len(rows) - max_rows} more", "dim")]] if len(rows) > max_rows else []
+    rows = rows[:max_rows]
     paths = [str(row.path) for row in rows]
     columns = [[row.state.status for row in rows], [row.state.progress for row in rows]]
     columns.append([duration(row.seconds) if row.seconds else "" for row in rows])
-    wide = [max(map(len, cells), default=0) for cells in columns]
+    widths = [max(map(len, cells), default=0) for cells in columns]
     longest = max(map(len, paths), default=0)
-    if longest + sum(wide) + 6 > width < 60:  # leave out the time, and parts of paths that are equal in all rows
-        columns[2], wide[2] = [""] * len(rows), 0
+    if longest + sum(widths) + 6 > width < 60:  # omit the time, and components of paths that are the same in all runs
+        columns[2], widths[2] = [""] * len(rows), 0
         paths = ["/".join(row.path.parts[i] for i in differing) for row in rows] if differing else paths
         longest = max(map(len, paths))
-    longest = max(8, min(longest, width - sum(wide) - 6 + 2 * (not wide[2])))
+    longest = max(8, min(longest, width - sum(widths) - 6 + 2 * (not widths[2])))
     lines: list[Line] = []
-    for path, status, progress, took in zip(paths, *columns, strict=True):
+    for path, status, progress, elapsed in zip(paths, *columns, strict=True):
         path = path if len(path) <= longest else f"…{path[1 - longest :]}"
-        line = [(f"{path:{longest}s}  ", ""), (f"{status:{wide[0]}s}  ", styled(status)[1])]
-        lines.append([*line, (f"{progress:{wide[1]}s}  {took:>{wide[2]}s}".rstrip(), "")])
+        line = [(f"{path:{longest}s}  ", ""), (f"{status:{widths[0]}s}  ", styled(status)[1])]
+        lines.append([*line, (f"{progress:{widths[1]}s}  {elapsed:>{widths[2]}s}".rstrip(), "")])
     return lines + more

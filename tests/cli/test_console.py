@@ -34,14 +34,14 @@ def test_a_number_agrees_with_its_noun():
 
 
 def test_one_client_is_no_clients(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_figures, "drawn", lambda run: [])
+    monkeypatch.setattr(run_figures, "draw_all", lambda run: [])
     alone = {"clients": 1, "dims": (6,), "partition": "m1", "rounds": 1}
     run_rounds(tiny(**alone), tmp_path, SerialComm(), [RunLog(tmp_path), Screen(tmp_path)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "3 classes, 1 modality), partition m1, 1 client, fusion sum" in printed
     run = load_run(tmp_path)
     assert repr(run).endswith("complete after 1 of 1 round>")
-    assert run_page(run).subtitle == "m1, 1 client, fusion sum, seed 0; complete after 1 of 1 round"
+    assert run_page(run).subtitle == "partition m1, 1 client, fusion sum, seed 0; complete after 1 of 1 round"
 
 
 def test_a_reader_that_goes_away_does_not_end_a_run(tmp_path):

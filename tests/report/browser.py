@@ -1,4 +1,4 @@
-"""A real browser for tests: headless Chromium, driven by its DevTools protocol over a pair of pipes."""
+"""A real browser for tests: headless Chromium, controlled by the DevTools protocol over a pair of pipes."""
 
 import base64
 import itertools
@@ -27,7 +27,7 @@ KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}
 
 
 def unavailable() -> str:
-    """Why there can be no browser here, or ''. Debian's package is installed where it is missing."""
+    """Why no browser is available, or ''. Tries to install Debian's package if there is none."""
     return "" if _program() else install(PACKAGE)
 
 
@@ -36,7 +36,7 @@ def _program() -> str | None:
 
 
 class Browser:
-    """A context manager; the browser ends with it, or when this process dies and its pipes close."""
+    """A context manager that runs the browser. It also ends if this process dies, because its pipes close."""
 
     def __enter__(self) -> Self:
         program = _program()
@@ -44,7 +44,7 @@ class Browser:
         with ExitStack() as stack:
             home = stack.enter_context(tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True))
             sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-            # Chromium reads commands from 3 and answers on 4.
+            # Chromium reads commands from file descriptor 3 and writes replies to 4.
             line = ("sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null', "sh", program, *OPTIONS, *sandbox)
             self._process = subprocess.Popen(
                 [*line, f"--user-data-dir={home}"], stdin=-1, stdout=-1, stderr=-3, bufsize=0,
@@ -61,11 +61,11 @@ class Browser:
         self._stack.close()
 
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> "Tab":
-        """A file, loaded in a new tab."""
+        """Load a file in a new tab."""
         return Tab(self, path, width, height, dark)
 
     def send(self, method: str, session: str = "", **params: object) -> dict[str, Any]:
-        """The result of a command; events that come meanwhile are kept."""
+        """Send a command and return its result. Events received meanwhile are stored in `events`."""
         number = next(self._numbers)
         command = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
         assert self._process.stdin
@@ -76,7 +76,7 @@ class Browser:
         return message["result"]
 
     def wait_for(self, method: str, session: str) -> None:
-        """Return once this event has come."""
+        """Wait until this event is received."""
         while not any(event["method"] == method for event in self._of(session)):
             self.events.append(self._receive())
 
@@ -88,9 +88,9 @@ class Browser:
         end = time.monotonic() + timeout
         while b"\0" not in self._buffer:
             if not select.select([self._process.stdout], [], [], max(0, end - time.monotonic()))[0]:
-                raise TimeoutError(f"the browser has said nothing for {timeout:.0f} s")
+                raise TimeoutError(f"no message from the browser for {timeout:.0f} s")
             if not (data := os.read(self._process.stdout.fileno(), 1 << 20)):
-                raise ConnectionError("the browser has ended")
+                raise ConnectionError("the browser has exited")
             self._buffer += data
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
@@ -101,7 +101,7 @@ class Browser:
 
 
 class Tab:
-    """A page in the browser. What it asks for and complains about from the start on is kept."""
+    """A page in the browser. Its requests, errors and console messages are recorded."""
 
     def __init__(self, browser: Browser, path: Path, width: int, height: int, dark: bool) -> None:
         self.browser, self.url = browser, path.resolve().as_uri()
@@ -116,28 +116,28 @@ class Tab:
         browser.wait_for("Page.loadEventFired", self.session)
 
     def send(self, method: str, **params: object) -> dict[str, Any]:
-        """The result of a command to this tab."""
+        """Send a command to this tab and return its result."""
         return self.browser.send(method, self.session, **params)
 
     def resize(self, width: int, height: int = 900) -> None:
-        """Another size of the viewport."""
+        """Set the size of the viewport."""
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
     def emulate(self, scheme: str, media: str = "screen") -> None:
-        """A colour scheme, and screen or print."""
+        """Set the colour scheme (light or dark) and the medium (screen or print)."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.send("Emulation.setEmulatedMedia", media=media, features=features)
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page, promises awaited."""
+        """Evaluate an expression in the page, await its promise, and return its value."""
         result = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """A real click into the middle of an element."""
+        """Click the centre of an element with the mouse."""
         x, y = self.run(
             f"(e => {{ e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect();"
             f" return [r.x + r.width / 2, r.y + r.height / 2] }})(document.querySelector({json.dumps(selector)}))"
@@ -146,7 +146,7 @@ class Tab:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
-        """A real key, to what has the focus."""
+        """Press a key; the focused element receives it."""
         code, text = KEYS[key]
         for kind in ("keyDown", "keyUp"):
             self.send(
@@ -158,16 +158,16 @@ class Tab:
             )
 
     def requests(self) -> list[str]:
-        """The addresses of all that was asked for."""
+        """The URLs of all requests."""
         return [event["params"]["request"]["url"] for event in self._events("Network.requestWillBeSent")]
 
-    def complaints(self) -> list[dict[str, Any]]:
-        """Errors, warnings and whatever else is in the console."""
+    def messages(self) -> list[dict[str, Any]]:
+        """Errors, warnings and other console messages."""
         names = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
         return [event["params"] for name in names for event in self._events(name)]
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
-        """A picture of the viewport, or of the whole page."""
+        """Save an image of the page, or of the viewport only."""
         data = self.send("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 

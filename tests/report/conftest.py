@@ -1,4 +1,4 @@
-"""Runs to draw."""
+"""Fixtures for figures and pages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from mfedpba_mpi import Run
 
 @pytest.fixture(scope="session")
 def changed() -> Callable[..., Run]:
-    """A function that returns a copy of a run with other attributes, or other arrays in `rounds` and its like.
+    """A function that returns a copy of a run with changed attributes, or changed arrays in `rounds`, `final`, ...
 
-    None takes an array away, and ``final=None`` all of them.
+    None removes an array, and ``final=None`` all of them.
     """
 
     def change(run: Run, path: Path | None = None, attributes: Any = (), **groups: Any) -> Run:
         merged = {
-            name: {key: value for key, value in {**getattr(run, name), **news}.items() if value is not None}
-            if news is not None
+            name: {key: value for key, value in {**getattr(run, name), **changes}.items() if value is not None}
+            if changes is not None
             else {}
-            for name, news in groups.items()
+            for name, changes in groups.items()
         }
         attributes = {**run.attributes, **dict(attributes)}
         return dataclasses.replace(run, path=path or run.path, attributes=attributes, **merged)

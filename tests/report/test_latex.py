@@ -1,4 +1,4 @@
-"""Every kind of table that we write, in a real LaTeX; without it, or root on Debian to install it, this is skipped."""
+"""All kinds of tables, compiled by pdflatex. Skipped if it is neither installed nor installable (root on Debian)."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from mfedpba_mpi.records.tables import Table
+from mfedpba_mpi.records.tables import NumberText, Table
 from mfedpba_mpi.report import pages as making
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import write_tables
@@ -29,27 +29,27 @@ PACKAGES = ("booktabs", "graphicx")
 
 @pytest.fixture(scope="module")
 def pdflatex():
-    """A function that sets a text and returns LaTeX's log."""
-    there = shutil.which("pdflatex") and not subprocess.run(["kpsewhich", "booktabs.sty"], stdout=-3).returncode
-    if reason := "" if there else install("texlive-latex-recommended"):
+    """A function that compiles a text and returns LaTeX's log."""
+    installed = shutil.which("pdflatex") and not subprocess.run(["kpsewhich", "booktabs.sty"], stdout=-3).returncode
+    if reason := "" if installed else install("texlive-latex-recommended"):
         pytest.skip(reason)
 
-    def set_text(directory, lines):
+    def compile_text(directory, lines):
         head = [r"\documentclass{article}", *(rf"\usepackage{{{name}}}" for name in PACKAGES), r"\begin{document}"]
         (directory / "all.tex").write_text("\n".join([*head, *lines, r"\end{document}"]))
         line = ["pdflatex", "-interaction=nonstopmode", "-no-shell-escape", "all.tex"]
         subprocess.run(line, cwd=directory, stdout=-3, timeout=60)
         return (directory / "all.log").read_text(errors="replace")
 
-    return set_text
+    return compile_text
 
 
 @pytest.fixture
 def tables(made, tmp_path, monkeypatch):
-    """The files of all tables: of a run, of runs beside each other, of a study and of its page."""
-    monkeypatch.setattr(making.run_figures, "drawn", lambda run: [])
-    monkeypatch.setattr(making.prototype_figures, "prototypes", lambda *runs: style.new()[0])
-    monkeypatch.setattr(making.study_figures, "convergence", lambda groups: style.new()[0])
+    """The files of all tables: of a run, of several runs, of a study and of its page."""
+    monkeypatch.setattr(making.run_figures, "draw_all", lambda run: [])
+    monkeypatch.setattr(making.prototype_figures, "prototypes", lambda *runs: style.new_figure()[0])
+    monkeypatch.setattr(making.study_figures, "convergence", lambda groups: style.new_figure()[0])
     monkeypatch.setattr(making.study_figures, "figures_of", lambda *args: [])
     directory = tmp_path / "a-study"
     directory.mkdir()
@@ -63,7 +63,7 @@ def tables(made, tmp_path, monkeypatch):
     for name, page in pages.items():
         write_tables(tmp_path / name, page.tables.values(), page.remark)
     (directory / "table.tex").write_text(as_latex(tabulate(study, directory)))  # as `study table --save` does
-    rows = [[HOSTILE, "49.04 ± 0.21", -1.5], ["[b] \\ <|>\n\n~^ é … × “q”", "7.5", None]]
+    rows = [[HOSTILE, NumberText("49.04 ± 0.21", 49.04, 0.21), -1.5], ["[b] \\ <|>\n\n~^ é … × “q”", "7.5", None]]
     write_tables(tmp_path / "other", [Table("hostile", HOSTILE, [HOSTILE, "a", "b"], rows, {(0, 1): 1, (1, 1): 2})])
     return sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.tex"))
 
@@ -82,7 +82,7 @@ def test_all_tables_compile_and_fit_the_page(tables, pdflatex, tmp_path):
     assert [width for width in re.findall(r"Overfull \\hbox \(([\d.]+)pt", log) if float(width) > 3] == []
 
 
-def test_a_table_that_fits_is_as_large_as_it_was(pdflatex, tmp_path):
+def test_a_table_that_fits_keeps_its_size(pdflatex, tmp_path):
     write_tables(tmp_path, [Table("narrow", "Narrow", ["a", "b"], [["x", 1.5]])])
     text = (tmp_path / "narrow.tex").read_text()
     box = text[text.index(r"\resizebox") : text.index(r"\end{table}")].rstrip()

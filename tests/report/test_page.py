@@ -1,4 +1,4 @@
-"""The page: what is in the file, and what a real browser makes of it."""
+"""The page: the contents of the file, and its behaviour in a real browser."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mfedpba_mpi.records.tables import Table, as_csv, as_latex
+from mfedpba_mpi.records.tables import NumberText, Table, as_csv, as_latex
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import Page
 from tests.report.browser import Browser, Tab, unavailable
@@ -21,18 +21,19 @@ HOSTILE = (
 )
 LONG = "a-client-whose-name-has-no-end-" * 6
 VOID = {"meta", "link", "img"}
+MEAN = NumberText("49.04 ± 0.21", 49.0414, 0.2081)
 
 
 def drawing(width: float = style.COLUMN) -> Figure:
     with style.styled():
-        figure, axes = style.new(width)
+        figure, axes = style.new_figure(width)
         axes.plot([0, 1], [1, width], label=style.label("<b>&$"))
         axes.legend()
     return figure
 
 
 def example() -> Page:
-    """Everything a page can have, with names as nasty as they come."""
+    """A page with every kind of part, and with hostile names."""
     page = Page(f"Title {HOSTILE}", f"subtitle {HOSTILE}", remark=f"synthetic data {HOSTILE}")
     page.text("Before the first heading.")
     page.section("Summary")
@@ -42,8 +43,8 @@ def example() -> Page:
     page.figure("wide", "Wide", drawing(style.PAGE))
     page.section(f"Tables {HOSTILE}")
     rows = [
-        ["A", "49.04 ± 0.21", 10],
-        ["B", "8.5 ± 0.4", 9],
+        ["A", MEAN, 10],
+        ["B", NumberText("8.5 ± 0.4 (1 failed)", 8.5, 0.4), 9],
         ["C", "failed", None],
         ["D", "100.00", -1.5],
         ["E", "–", 2e-3],
@@ -58,7 +59,7 @@ def example() -> Page:
 
 
 class Reader(HTMLParser):
-    """The elements and the texts of a page; every end tag must be that of the innermost open element."""
+    """The elements and texts of a page. Every end tag must close the innermost open element."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -88,13 +89,13 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """The example."""
+    """The example page."""
     return example()
 
 
 @pytest.fixture(scope="module")
 def reader(page: Page) -> Reader:
-    """The example, read."""
+    """The example page, parsed."""
     return Reader(page.html())
 
 
@@ -126,7 +127,7 @@ def test_the_policy_forbids_everything_but_the_page_itself(reader: Reader) -> No
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-")
 
 
-def test_nothing_names_another_address(page: Page, reader: Reader) -> None:
+def test_the_page_refers_to_no_other_address(page: Page, reader: Reader) -> None:
     sources = [a[name] for _, a in reader.elements for name in ("src", "href") if name in a]
     assert all(re.match(r"data:|#|figures/|tables/", source) for source in sources)
     assert not re.search(r"@import|url\(", page.html())
@@ -140,7 +141,7 @@ def test_every_link_inside_the_page_has_a_target(reader: Reader) -> None:
     assert set(links) < set(targets)
 
 
-def test_every_file_the_page_mentions_is_written(page: Page, tmp_path: Path) -> None:
+def test_every_file_the_page_links_to_is_written(page: Page, tmp_path: Path) -> None:
     page.write(tmp_path / "index.html")
     page.write_files(tmp_path)
     names = {a["href"] for a in Reader((tmp_path / "index.html").read_text("utf-8")).all("a") if a["href"][0] != "#"}
@@ -152,7 +153,7 @@ def test_the_same_contents_make_the_same_page(page: Page) -> None:
 
 
 @pytest.mark.parametrize("code", [0x0, 0x1B, 0x85, 0x200F, 0x202E, 0x2066, 0xDC80])
-def test_characters_that_cannot_be_seen_are_shown_by_their_number(code: int, tmp_path: Path) -> None:
+def test_invisible_characters_are_shown_by_their_number(code: int, tmp_path: Path) -> None:
     page = Page(f"a{chr(code)}b")
     page.table("names", "Names", ["name"], [[f"a{chr(code)}b"]])
     page.write(tmp_path / "index.html")
@@ -163,19 +164,19 @@ def test_characters_that_cannot_be_seen_are_shown_by_their_number(code: int, tmp
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "<b>", ".hidden"])
-def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+def test_a_name_that_is_not_a_file_name_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="does not name a file"):
         Page("").table(name, "", ["a"], [])
 
 
-def test_a_name_is_used_once() -> None:
+def test_names_must_be_unique() -> None:
     page = Page("")
     page.table("a", "", ["x"], [])
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(ValueError, match="already on the page"):
         page.table("a", "", ["x"], [])
 
 
-def test_rows_of_another_length_are_refused() -> None:
+def test_rows_of_wrong_length_are_rejected() -> None:
     with pytest.raises(ValueError, match="as many cells"):
         Table("a", "", ["x", "y"], [["only one"]])
 
@@ -183,19 +184,19 @@ def test_rows_of_another_length_are_refused() -> None:
 # ---- tables as files
 
 
-def test_a_csv_has_bare_numbers_and_deviations_of_their_own() -> None:
-    rows = [["A", "49.04 ± 0.21", 1 / 3], [HOSTILE, "7.5", None], ["line\nbreak", "failed", float("nan")]]
+def test_csv_has_plain_numbers_and_separate_columns_for_deviations() -> None:
+    rows = [["A", MEAN, 1 / 3], [HOSTILE, NumberText("7.50", 7.504), None], ["line\nbreak", "failed", float("nan")]]
     text = as_csv(Table("a", "A", ["method", "accuracy", "loss"], rows), "synthetic data")
     assert list(csv.reader(text.splitlines(keepends=True))) == [
         ["method", "accuracy", "accuracy ±", "loss", "remark"],
-        ["A", "49.04", "0.21", repr(1 / 3), "synthetic data"],
-        [HOSTILE, "7.5", "", "", "synthetic data"],
+        ["A", "49.0414", "0.2081", repr(1 / 3), "synthetic data"],
+        [HOSTILE, "7.504", "", "", "synthetic data"],
         ["line\nbreak", "failed", "", "", "synthetic data"],
     ]
 
 
 def test_latex_is_escaped_and_marked() -> None:
-    rows = [["50 % of $x_1$ {a}", "49.04 ± 0.21", -1.5], ["[b] \\ <|>\n\n~^", "7.5", None]]
+    rows = [["50 % of $x_1$ {a}", MEAN, -1.5], ["[b] \\ <|>\n\n~^", "7.5", None]]
     table = Table("a", "Title_1", ["m & n", "accuracy", "loss"], rows, {(0, 1): 1, (1, 1): 2}, "Caption.")
     assert as_latex(table, "synthetic data").splitlines() == [
         r"% needs \usepackage{booktabs} and \usepackage{graphicx}",
@@ -222,7 +223,7 @@ def test_latex_is_escaped_and_marked() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium; where there is none and none can be had these tests are skipped."""
+    """Chromium. Tests that need it are skipped if it is neither installed nor installable."""
     if reason := unavailable():
         pytest.skip(reason)
     with Browser() as running:
@@ -239,7 +240,7 @@ def file(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser, file: Path) -> Iterator[Callable[..., Tab]]:
-    """A function that opens the example; keyword arguments are those of `Browser.open`."""
+    """A function that opens the example page; keyword arguments are those of `Browser.open`."""
     tabs = []
 
     def open_it(**options: int) -> Tab:
@@ -252,7 +253,7 @@ def opened(browser: Browser, file: Path) -> Iterator[Callable[..., Tab]]:
 
 
 def column(tab: Tab, table: str, i: int) -> list[str]:
-    """The texts of a column as they stand."""
+    """The texts of a column, in their current order."""
     return tab.run(f"[...document.querySelectorAll('#table-{table} tbody tr')].map(row => row.cells[{i}].textContent)")
 
 
@@ -260,21 +261,21 @@ def sorting(tab: Tab, table: str) -> list[str]:
     return tab.run(f"[...document.querySelectorAll('#table-{table} thead th')].map(head => head.ariaSort)")
 
 
-def test_nothing_is_fetched_and_nothing_complained_about(opened: Callable[..., Tab]) -> None:
+def test_the_page_makes_no_requests_and_logs_no_errors(opened: Callable[..., Tab]) -> None:
     tab = opened()
     assert [url for url in tab.requests() if not url.startswith("data:")] == [tab.url]
-    assert tab.complaints() == []
+    assert tab.messages() == []
 
 
-def test_the_browser_reports_what_is_fetched_and_complained_about(browser: Browser, tmp_path: Path) -> None:
+def test_the_browser_records_requests_and_errors(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "bad.html").write_text("<!DOCTYPE html><img src=missing.png><script>throw Error()</script>")
     tab = browser.open(tmp_path / "bad.html")
     assert tab.requests() == [tab.url, (tmp_path / "missing.png").as_uri()]
-    assert tab.complaints()
+    assert tab.messages()
     tab.close()
 
 
-def test_the_policy_stops_scripts_and_addresses_that_come_in_later(opened: Callable[..., Tab]) -> None:
+def test_the_policy_blocks_scripts_and_images_added_later(opened: Callable[..., Tab]) -> None:
     tab = opened()
     blocked = tab.run(
         """new Promise(resolve => {
@@ -302,7 +303,7 @@ def test_hostile_names_are_shown_as_text(opened: Callable[..., Tab]) -> None:
 
 
 @pytest.mark.parametrize("width", [1400, 1280, 768, 360])
-def test_figures_are_seen_and_nothing_is_wider_than_the_window(width: int, opened: Callable[..., Tab]) -> None:
+def test_figures_are_visible_and_nothing_is_wider_than_the_window(width: int, opened: Callable[..., Tab]) -> None:
     tab = opened(width=width)
     images = tab.run(
         "[...document.images].map(image =>"
@@ -316,7 +317,7 @@ def test_figures_are_seen_and_nothing_is_wider_than_the_window(width: int, opene
         assert visible
     outside = tab.run(
         """[...document.querySelectorAll("body *")].filter(element => {
-            const box = element.parentElement.closest(".box");  // what is in a box scrolls in it
+            const box = element.parentElement.closest(".box");  // a box scrolls its content
             const { left, right } = element.getBoundingClientRect();
             return !box && (left < 0 || right > innerWidth + 0.5);
         }).map(element => element.outerHTML.slice(0, 80))"""
@@ -330,7 +331,7 @@ def test_figures_are_seen_and_nothing_is_wider_than_the_window(width: int, opene
     [(0, "ABCDE", "EDCBA"), (1, "BADCE", "DABCE"), (2, "DEBAC", "ABEDC")],
     ids=["text", "means", "numbers"],
 )
-def test_a_click_sorts_up_and_down_and_back(
+def test_clicks_sort_ascending_descending_and_not_at_all(
     i: int, ascending: str, descending: str, opened: Callable[..., Tab]
 ) -> None:
     tab = opened()
@@ -342,7 +343,7 @@ def test_a_click_sorts_up_and_down_and_back(
 
 
 @pytest.mark.parametrize("key", ["Enter", " "])
-def test_keys_sort_too(key: str, opened: Callable[..., Tab]) -> None:
+def test_keys_sort(key: str, opened: Callable[..., Tab]) -> None:
     tab = opened()
     tab.run("document.querySelector('#table-methods .box').focus()")
     tab.press("Tab")
@@ -354,14 +355,14 @@ def test_keys_sort_too(key: str, opened: Callable[..., Tab]) -> None:
     assert seen == ["BADCE", "DABCE", "ABCDE"]
 
 
-def test_one_column_at_a_time_is_sorted_by(opened: Callable[..., Tab]) -> None:
+def test_only_one_column_is_sorted_by(opened: Callable[..., Tab]) -> None:
     tab = opened()
     for i in (1, 3):
         tab.click(f"#table-methods thead th:nth-child({i}) button")
     assert sorting(tab, "methods") == ["none", "none", "ascending"]
 
 
-def test_numbers_in_names_count(opened: Callable[..., Tab]) -> None:
+def test_numbers_in_names_sort_by_value(opened: Callable[..., Tab]) -> None:
     tab = opened()
     for _ in range(2):
         tab.click("#table-classes thead th:first-child button")
@@ -374,7 +375,7 @@ def test_the_best_is_bold_and_the_second_underlined(opened: Callable[..., Tab]) 
     assert tab.run("[...document.querySelectorAll('td u')].map(e => e.textContent)") == ["49.04 ± 0.21"]
 
 
-def test_headers_and_names_of_rows_stay_in_sight(opened: Callable[..., Tab]) -> None:
+def test_headers_and_row_names_stay_visible_when_scrolling(opened: Callable[..., Tab]) -> None:
     tab = opened(width=360)
     corner = "(r => [r.x, r.y])(document.querySelector('#table-classes thead th').getBoundingClientRect())"
     tab.run("document.querySelector('#table-classes').scrollIntoView()")
@@ -387,7 +388,7 @@ def test_headers_and_names_of_rows_stay_in_sight(opened: Callable[..., Tab]) -> 
     assert tab.run(corner) == before
 
 
-def test_the_dark_scheme_is_dark_but_for_the_figures(opened: Callable[..., Tab]) -> None:
+def test_the_dark_scheme_is_dark_except_for_figures(opened: Callable[..., Tab]) -> None:
     def shade(tab: Tab, selector: str) -> float:
         rgb = tab.run(f"getComputedStyle(document.querySelector({json.dumps(selector)})).backgroundColor")
         return float(np.mean([int(x) for x in re.findall(r"\d+", rgb)[:3]]))
@@ -399,7 +400,7 @@ def test_the_dark_scheme_is_dark_but_for_the_figures(opened: Callable[..., Tab])
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_has_contrast(dark: bool, opened: Callable[..., Tab]) -> None:
+def test_text_has_sufficient_contrast(dark: bool, opened: Callable[..., Tab]) -> None:
     names = ("ink", "faint", "link", "warn-ink")
     tab = opened(dark=dark)
 
@@ -415,7 +416,7 @@ def test_text_has_contrast(dark: bool, opened: Callable[..., Tab]) -> None:
             assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
-def test_print_shows_whole_tables_on_white_without_the_contents(opened: Callable[..., Tab]) -> None:
+def test_print_shows_full_tables_on_white_without_the_table_of_contents(opened: Callable[..., Tab]) -> None:
     tab = opened(dark=True)
     tab.emulate("dark", media="print")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

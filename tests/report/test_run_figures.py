@@ -1,4 +1,4 @@
-"""Figures of one run: what they show are the run's numbers."""
+"""Figures of one run show the numbers of its log."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.report import prototype_figures, run_figures
-from mfedpba_mpi.report.run_figures import FIGURES, drawn
+from mfedpba_mpi.report.run_figures import FIGURES, draw_all
 from mfedpba_mpi.report.style import COLUMN
 
 Make = Callable[..., Run]
@@ -41,18 +41,18 @@ KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 @pytest.fixture
 def run(made: Make) -> Run:
-    """A whole run of MFedPBA."""
+    """A complete run of MFedPBA."""
     return made(**KINDS["mfedpba"][0])
 
 
 def line(figure: Any, words: str) -> Any:
-    """The one curve of a figure with this label."""
+    """The curve of a figure with this label."""
     (found,) = [x for axes in figure.axes for x in axes.lines if x.get_label() == words]
     return found
 
 
 def texts(figure: Any) -> str:
-    """All text of a figure as a viewer of its SVG would read it."""
+    """All text in the SVG of a figure."""
     with matplotlib.rc_context({"svg.fonttype": "none"}), io.StringIO() as file:
         figure.savefig(file, format="svg")
         return "\n".join(ElementTree.fromstring(file.getvalue()).itertext())
@@ -64,22 +64,22 @@ def texts(figure: Any) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_has_its_figures(kind: str, made: Make) -> None:
     changes, more = KINDS[kind]
-    figures = dict(drawn(made(**changes)))
+    figures = dict(draw_all(made(**changes)))
     assert ALWAYS | more <= set(figures)
     for figure in figures.values():
         figure.draw_without_rendering()
 
 
-def test_an_interrupted_run_has_all_but_what_is_known_at_the_end(run: Run, changed: Make) -> None:
-    assert {name for name, _ in drawn(changed(run, final=None))} == set(FIGURES) - {"prototypes", "structures"}
+def test_an_interrupted_run_has_all_figures_but_those_of_the_final_state(run: Run, changed: Make) -> None:
+    assert {name for name, _ in draw_all(changed(run, final=None))} == set(FIGURES) - {"prototypes", "structures"}
 
 
-def test_of_a_run_that_has_just_begun_one_sees_who_owns_what(run: Run, changed: Make) -> None:
+def test_a_run_without_finished_rounds_has_a_figure_of_its_partition(run: Run, changed: Make) -> None:
     begun = changed(run, rounds=dict.fromkeys(run.rounds), final=None)
-    assert [name for name, _ in drawn(begun)] == ["partition"]
+    assert [name for name, _ in draw_all(begun)] == ["partition"]
 
 
-def test_a_run_that_was_not_evaluated_yet_has_no_accuracy(run: Run, changed: Make) -> None:
+def test_a_run_without_evaluation_has_no_accuracy(run: Run, changed: Make) -> None:
     tested = np.full_like(run.rounds["tested"], -1)
     with pytest.raises(UserError, match="no round has been evaluated"):
         run_figures.accuracy(changed(run, rounds={"tested": tested}))
@@ -98,7 +98,7 @@ def test_a_synthetic_run_beside_a_real_one_is_partly_synthetic(run: Run, changed
 
 
 @pytest.mark.parametrize("name", ["partition", "prototypes"])
-def test_hostile_names_are_shown_letter_by_letter(name: str, run: Run, changed: Make) -> None:
+def test_hostile_names_are_shown_literally(name: str, run: Run, changed: Make) -> None:
     names = ["<b>$x_1$</b> & 5%", "_under", r"\$\alpha$ {'q\"}"]
     shown = texts(FIGURES[name].draw(changed(run, attributes={"modalities": names, "label": "$M$<i>"})))
     assert all(words in shown for words in names)
@@ -113,16 +113,16 @@ def test_drawing_needs_no_torch() -> None:
 # ---- partition
 
 
-def test_areas_of_bubbles_are_proportional_to_training_samples(made: Make) -> None:
+def test_areas_of_circles_are_proportional_to_training_samples(made: Make) -> None:
     run = made(**KINDS["30 clients"][0])
-    (bubbles,) = run_figures.partition(run).axes[0].collections
-    k, m = bubbles.get_offsets().astype(int).T
+    (circles,) = run_figures.partition(run).axes[0].collections
+    k, m = circles.get_offsets().astype(int).T
     assert set(zip(k, m, strict=True)) == set(zip(*np.nonzero(run.partition["modalities"]), strict=True))
-    samples = run.partition["counts"].sum(axis=1)[k]  # of scatter's sizes area is a multiple
-    np.testing.assert_allclose(bubbles.get_sizes() / bubbles.get_sizes().max(), samples / samples.max())
+    samples = run.partition["counts"].sum(axis=1)[k]  # the sizes of a scatter plot are proportional to areas
+    np.testing.assert_allclose(circles.get_sizes() / circles.get_sizes().max(), samples / samples.max())
 
 
-def test_bubbles_of_a_thousand_clients_are_means_of_neighbours(run: Run, changed: Make) -> None:
+def test_circles_of_a_thousand_clients_are_means_of_adjacent_clients(run: Run, changed: Make) -> None:
     rng = np.random.default_rng(0)
     n, owned = rng.integers(1, 50, 1000), rng.random((1000, 3)) < 0.5
     many = changed(run, partition={"train_offsets": np.cumsum([0, *n]), "modalities": owned})
@@ -139,7 +139,7 @@ def test_bubbles_of_a_thousand_clients_are_means_of_neighbours(run: Run, changed
 
 
 @pytest.mark.parametrize("kind", ["mfedpba", "every second", "30 clients"])
-def test_the_average_is_correct_by_tested(kind: str, made: Make) -> None:
+def test_the_average_is_correct_over_tested(kind: str, made: Make) -> None:
     run = made(**KINDS[kind][0])
     rounds, values = line(run_figures.accuracy(run), "average").get_data()
     correct, tested = run.rounds["correct"], run.rounds["tested"]
@@ -160,14 +160,14 @@ def test_few_clients_have_curves_and_many_have_bands(made: Make) -> None:
     assert (box.y0, box.y1) == pytest.approx((np.nanmin(accuracy), np.nanmax(accuracy)))
 
 
-def test_only_terms_that_were_logged_are_drawn(made: Make) -> None:
+def test_only_logged_terms_are_drawn(made: Make) -> None:
     (axes,) = run_figures.losses(made(method="local")).axes
     assert [x.get_label() for x in axes.lines] == [r"$\mathcal{L}_{\mathrm{ce}}$"]
     clients, server = run_figures.losses(made(**KINDS["mfedpba"][0])).axes
     assert len(clients.lines) == len(server.lines) == 3
 
 
-def test_a_loss_is_the_mean_of_those_that_took_part(made: Make) -> None:
+def test_a_loss_is_the_mean_over_participants(made: Make) -> None:
     run = made(**KINDS["30 clients"][0])
     ce, part = run.rounds["loss_ce"], run.rounds["participants"]
     means = [row[took].mean() for row, took in zip(ce, part, strict=True)]
@@ -187,11 +187,11 @@ def test_losses_that_span_decades_are_on_a_log_scale(values: Any, scale: str, ma
 
 
 def points(axes: Any) -> np.ndarray:
-    """Where t-SNE has put the prototypes, in any order."""
+    """The positions of the prototypes, in any order."""
     return np.concatenate([cloud.get_offsets() for cloud in axes.collections])
 
 
-def test_classes_a_client_does_not_have_are_not_drawn(run: Run, changed: Make) -> None:
+def test_classes_absent_at_a_client_are_not_drawn(run: Run, changed: Make) -> None:
     counts = run.partition["counts"].copy()
     counts[0, 1] = counts[1, 0] = counts[1, 2] = 0
     few = changed(run, partition={"counts": counts})
@@ -200,10 +200,10 @@ def test_classes_a_client_does_not_have_are_not_drawn(run: Run, changed: Make) -
     assert len(points(axes)) == owned @ (counts > 0).sum(axis=1)
     shades = [to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()]
     for c in range(3):
-        assert shades.count(prototype_figures.CLASSES[c].lower()) == owned @ (counts[:, c] > 0)
+        assert shades.count(prototype_figures.CLASS_COLOURS[c].lower()) == owned @ (counts[:, c] > 0)
 
 
-def test_the_same_prototypes_make_the_same_picture(run: Run, changed: Make) -> None:
+def test_equal_prototypes_give_equal_panels(run: Run, changed: Make) -> None:
     left, right = prototype_figures.prototypes(run, changed(run, Path("copy/run.h5"))).axes
     np.testing.assert_array_equal(points(left), points(right))
 
@@ -224,17 +224,17 @@ def test_every_run_has_its_prototypes_shown(number: int, run: Run, changed: Make
     assert not figure.legends[-1].get_title().get_text()
 
 
-def test_runs_whose_prototypes_are_not_shown_are_named(run: Run, changed: Make) -> None:
+def test_runs_that_are_not_shown_are_listed(run: Run, changed: Make) -> None:
     runs = [with_seed(run, seed, changed, method) for method in ("A", "B", "C") for seed in range(4)]
     runs[8] = with_seed(run, 0, changed, "C", final=None)
     figure = prototype_figures.prototypes(*runs)
     assert titles(figure) == ["A, seed 0", "B, seed 0", "C, seed 1"]
     left = [f"{method}, seed {seed}" for method, seed in ("A1", "A2", "A3", "B1", "B2", "B3", "C2", "C3")]
-    words = f"3 of 12 runs. No room for {'; '.join(left)}. No prototypes in C, seed 0."
-    assert figure.legends[-1].get_title().get_text().replace("\n", " ") == words
+    note = f"3 of 12 runs. Omitted: {'; '.join(left)}. Without prototypes: C, seed 0."
+    assert figure.legends[-1].get_title().get_text().replace("\n", " ") == note
 
 
-def test_prototypes_of_one_class_lie_together_where_classes_are_far_apart(run: Run, changed: Make) -> None:
+def test_prototypes_of_a_class_lie_together_if_classes_are_far_apart(run: Run, changed: Make) -> None:
     rng = np.random.default_rng(0)
     E = 100 * np.eye(3, 8) + rng.standard_normal((len(run.final["E"]), 3, 8))
     counts = np.ones_like(run.partition["counts"])
@@ -257,7 +257,7 @@ def test_many_classes_have_a_colour_bar_and_few_a_legend(run: Run, changed: Make
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_a_handful_of_prototypes_can_be_drawn(number: int, run: Run, changed: Make) -> None:
+def test_few_prototypes_can_be_drawn(number: int, run: Run, changed: Make) -> None:
     counts = np.zeros((len(run.partition["counts"]), 5), int)
     counts[0, :number] = 1
     rows = np.zeros(1, int)
@@ -286,7 +286,7 @@ def test_distances_are_squared_euclidean_over_their_mean(run: Run, changed: Make
             np.testing.assert_allclose(block[np.ix_(there, there)], D / D.mean(), rtol=1e-5, atol=1e-6)
 
 
-def test_plans_are_shown_as_shares_below_where_there_are_any(run: Run, changed: Make) -> None:
+def test_transport_plans_are_shown_as_shares_of_rows(run: Run, changed: Make) -> None:
     plan = np.stack([np.eye(3) / 3] * 3)
     plan[1, 2] = plan[1, :, 2] = np.nan
     plan[1] *= 3 / 2
@@ -302,20 +302,20 @@ def test_plans_are_shown_as_shares_below_where_there_are_any(run: Run, changed: 
 # ---- communication, times and gradients
 
 
-def test_payload_is_that_of_the_log_and_of_the_formula(made: Make) -> None:
+def test_payload_agrees_with_the_log_and_the_formula(made: Make) -> None:
     run = made(**KINDS["30 clients"][0])
     figure = run_figures.communication(run)
-    for way in ("up", "down"):
+    for direction in ("up", "down"):
         np.testing.assert_array_equal(
-            line(figure, f"{way}, measured").get_ydata(), run.rounds[f"bytes_{way}"].sum(axis=1)
+            line(figure, f"{direction}loads, measured").get_ydata(), run.rounds[f"bytes_{direction}"].sum(axis=1)
         )
     owned, C, d = run.partition["modalities"].sum(axis=1), 3, 8
     formula = [sum(4 * C * (owned[k] * d + C) for k in np.flatnonzero(row)) for row in run.rounds["participants"]]
-    np.testing.assert_array_equal(line(figure, "paper's formula, each way").get_ydata(), formula)
+    np.testing.assert_array_equal(line(figure, "paper's formula, one way").get_ydata(), formula)
 
 
 @pytest.mark.parametrize("fusion", ["sum", "concat"])
-def test_networks_have_as_many_weights_as_torch_says(fusion: str, made: Make) -> None:
+def test_network_weights_agree_with_torch(fusion: str, made: Make) -> None:
     run = made(fusion=fusion, rounds=1, clients=12, partition="m1+")
     modalities = free_form(120, 3, (6, 10, 8)).modalities
     total = 0
@@ -323,16 +323,16 @@ def test_networks_have_as_many_weights_as_torch_says(fusion: str, made: Make) ->
         architectures = [Architecture.from_dict(fields) for fields in json.loads(networks)]
         model = ClientModel([modalities[m] for m in np.flatnonzero(own)], architectures, 8, 3, fusion)
         total += sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
-    assert line(run_figures.communication(run), "whole networks, each way").get_ydata() == [4 * total]
+    assert line(run_figures.communication(run), "full networks, one way").get_ydata() == [4 * total]
 
 
-def test_networks_are_left_out_where_widths_are_not_known(run: Run, changed: Make) -> None:
+def test_networks_are_omitted_if_widths_are_unknown(run: Run, changed: Make) -> None:
     config = {**run.attributes["config"], "dims": None}
     unknown = changed(run, attributes={"dataset": "mine", "config": config})
     assert len(run_figures.communication(unknown).axes[0].lines) == 3
 
 
-def test_networks_are_left_out_where_a_family_is_one_s_own(run: Run, changed: Make) -> None:
+def test_networks_are_omitted_for_plugin_extractors(run: Run, changed: Make) -> None:
     own = [
         json.dumps([{**fields, "family": "Own"} for fields in json.loads(text)])
         for text in run.partition["architectures"]
@@ -341,18 +341,18 @@ def test_networks_are_left_out_where_a_family_is_one_s_own(run: Run, changed: Ma
     assert len(run_figures.communication(unknown).axes[0].lines) == 3
 
 
-def test_a_method_that_sends_nothing_says_so(made: Make) -> None:
+def test_a_method_without_communication_is_labelled(made: Make) -> None:
     assert "Local sends nothing" in texts(run_figures.communication(made(method="local")))
 
 
-def test_parts_of_a_round_add_up_to_its_time(run: Run) -> None:
+def test_times_of_activities_sum_to_the_time_of_a_round(run: Run) -> None:
     axes = run_figures.times(run).axes[0]
     heights = np.array([[bar.get_height() for bar in bars] for bars in axes.containers])
     np.testing.assert_allclose(heights.sum(axis=0), run.rounds["seconds_total"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("ranks", "bars"), [(1, 1), (4, 4), (150, 50)])
-def test_ranks_are_busy_with_their_clients_and_the_server(ranks: int, bars: int, made: Make, changed: Make) -> None:
+def test_busy_time_is_that_of_clients_and_server(ranks: int, bars: int, made: Make, changed: Make) -> None:
     run = made(**KINDS["30 clients"][0])
     rank = np.arange(30) % (ranks - 1) + 1 if ranks > 1 else np.zeros(30, int)
     run = changed(run, attributes={"ranks": ranks}, partition={"rank": rank})
@@ -369,23 +369,23 @@ def test_ranks_are_busy_with_their_clients_and_the_server(ranks: int, bars: int,
         np.testing.assert_allclose(tops[1:], [max(seconds[rank // group == i], default=0) for i in range(1, bars)])
 
 
-def test_gradients_are_running_means_beside_the_rate(run: Run, changed: Make) -> None:
+def test_gradients_are_running_means_with_the_rate(run: Run, changed: Make) -> None:
     values = np.array([[8.0, np.nan, np.nan], [4.0, 2.0, np.nan], [3.0, 1.0, np.nan]])
     figure = run_figures.gradients(changed(run, rounds={"gradient_norm2": values}))
     figure.draw_without_rendering()
     np.testing.assert_allclose(line(figure, "client 0").get_ydata(), [8, 6, 5])
     np.testing.assert_allclose(line(figure, "client 1").get_ydata(), [np.nan, 2, 1.5])
-    np.testing.assert_allclose(line(figure, "all clients' mean").get_ydata(), [8, 5.5, 13 / 3])
+    np.testing.assert_allclose(line(figure, "mean over clients").get_ydata(), [8, 5.5, 13 / 3])
     np.testing.assert_allclose(line(figure, "$c\\,/\\,T$").get_ydata(), [13, 6.5, 13 / 3])
 
 
-def test_a_run_without_gradients_says_how_to_get_them(made: Make) -> None:
+def test_the_error_without_gradients_names_the_option(made: Make) -> None:
     with pytest.raises(UserError, match="--track-gradients"):
         run_figures.gradients(made(method="local"))
 
 
-def test_a_notebook_shows_a_figure_as_a_picture(run: Run) -> None:
-    picture = run_figures.accuracy(run)._repr_png_()
-    assert picture.startswith(b"\x89PNG\r\n")
-    width, _ = struct.unpack(">II", picture[16:24])
+def test_notebooks_display_a_figure_as_an_image(run: Run) -> None:
+    image = run_figures.accuracy(run)._repr_png_()
+    assert image.startswith(b"\x89PNG\r\n")
+    width, _ = struct.unpack(">II", image[16:24])
     assert width == int(150 * COLUMN)

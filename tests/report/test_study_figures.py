@@ -1,4 +1,4 @@
-"""Figures of runs side by side by their facts: what is where, what is said, and which figures a study gets."""
+"""Figures that compare runs: their data, their texts, and which figures a study gets."""
 
 import json
 from dataclasses import replace
@@ -12,14 +12,15 @@ from matplotlib.collections import PolyCollection
 from mfedpba_mpi.data.sealed import seal
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import LOG_NAME, Run
-from mfedpba_mpi.report.study_figures import cells_of, client_table, convergence, figures_of, panels
+from mfedpba_mpi.report.study_figures import client_table, convergence, figures_of, panels, runs_by_method
 from mfedpba_mpi.report.table_figures import curve
 from mfedpba_mpi.studies.study import find_study, read_study
+from mfedpba_mpi.studies.tables import MEASURES
 from tests.report.test_table_figures import ACCURACY, HOSTILE, a_table, legend_of, lines_of, words_of
 
 
 def a_run(accuracies, every=1, origin="real", status="complete", tested=100):
-    """A run of these accuracies (rounds by clients, or rounds), tested on as many rows each."""
+    """A run with these accuracies, (rounds, clients) or (rounds,), and `tested` test rows per client."""
     accuracies = np.array(accuracies, float)
     accuracies = accuracies.reshape(len(accuracies), -1)
     rounds, K = accuracies.shape
@@ -38,7 +39,7 @@ def a_run(accuracies, every=1, origin="real", status="complete", tested=100):
 
 
 def put(directory, run):
-    """Write it as a log."""
+    """Write a run as a log."""
     directory.mkdir(parents=True)
     with h5py.File.in_memory() as file:
         attributes = {"hosts": [], "modalities": [], "resumed": []} | run.attributes
@@ -52,7 +53,7 @@ def put(directory, run):
 
 
 def fill(study, directory, make):
-    """Write the run that `make` gives for each place, if it gives one."""
+    """Write the run that `make` returns for each place, unless it is None."""
     for i, place in enumerate(study.places()):
         if run := make(i, place):
             put(directory / place.path, run)
@@ -61,7 +62,7 @@ def fill(study, directory, make):
 # ---- runs
 
 
-def test_a_line_is_the_mean_and_its_band_one_sample_deviation():
+def test_lines_show_means_and_bands_sample_deviations():
     values = np.array([[0.1, 0.3, 0.5], [0.2, 0.3, 0.6], [0.6, 0.3, 0.7]])
     (axes,) = convergence({"A": [a_run(own) for own in values]}).axes
     (line,) = axes.get_lines()
@@ -75,12 +76,12 @@ def test_a_line_is_the_mean_and_its_band_one_sample_deviation():
             assert (t + 1, round(edge, 6)) in edges
 
 
-def test_the_average_weighs_clients_by_their_test_rows():
+def test_the_average_weights_clients_by_their_test_rows():
     (axes,) = convergence({"A": [a_run([[0.5, 1.0]], tested=[300, 100])]}).axes
     assert axes.get_lines()[0].get_ydata().tolist() == [62.5]
 
 
-def test_only_rounds_that_all_runs_so_far_were_tested_in_are_shown():
+def test_only_rounds_evaluated_in_all_runs_that_reached_them_are_shown():
     short, long = a_run([0.1, 0.2, 0.3, 0.4]), a_run([0.9, 0.4, 0.9, 0.6, 0.9, 0.8], every=2)
     (axes,) = convergence({"A": [short, long]}).axes
     line = axes.get_lines()[0]
@@ -88,13 +89,13 @@ def test_only_rounds_that_all_runs_so_far_were_tested_in_are_shown():
     np.testing.assert_allclose(line.get_ydata(), [30, 50, 80])
 
 
-def test_the_legend_is_as_given_or_ranked_by_the_last_accuracy():
+def test_the_legend_has_the_given_order_or_is_sorted_by_the_last_accuracy():
     groups = {"A": [a_run([0.9, 0.1])], "B": [a_run([0.1, 0.9])], "none": [], "C": [a_run([0.5, 0.5])]}
     assert legend_of(convergence(groups)) == ["A", "B", "none", "C"]
     assert legend_of(convergence(groups, ranked=True)) == ["B", "C", "A", "none"]
 
 
-def test_lines_differ_without_their_colour():
+def test_lines_differ_in_more_than_colour():
     (axes,) = convergence({f"group {i}": [a_run([0.1, 0.2])] for i in range(8)}).axes
     assert len({line.get_marker() for line in axes.get_lines()}) == 8
     assert len({str(line._unscaled_dash_pattern) for line in axes.get_lines()}) == 8
@@ -108,21 +109,21 @@ def test_a_method_looks_the_same_in_all_figures():
     two, other = ({name: [a_run([0.1, 0.2])] for name in names} for names in (("Local", "MFedPBA"), ("mfedpba",)))
     assert look(convergence(two), 1) == look(convergence(other), 0)
     table = a_table({"1": [(1, 0.1), (2, 0.1)], "2": [(1, 0.1), (2, 0.1)]}, ["FedTGP", "MFedPBA"], corner="S")
-    assert look(curve(table), 3)[0] == look(convergence(other), 0)[0]
+    assert look(curve(table, [1, 2]), 3)[0] == look(convergence(other), 0)[0]
 
 
-def test_runs_that_have_only_begun_are_said_to_have_no_numbers():
+def test_groups_without_evaluated_rounds_are_labelled():
     begun = replace(a_run([0.1]), rounds={})
     figure = convergence({"old": [a_run([0.1, 0.2])], "new": [begun]})
-    assert "no numbers: new" in words_of(figure)
+    assert "no data: new" in words_of(figure)
 
 
-def test_no_groups_and_no_cells_are_no_error():
+def test_empty_input_gives_empty_figures():
     for figure in (convergence({}), convergence({"A": []}), panels({})):
         figure.draw_without_rendering()
 
 
-def test_sixteen_panels_have_one_legend_and_say_which_are_synthetic():
+def test_sixteen_panels_share_a_legend_and_mark_synthetic_data():
     methods = [choice.label for choice in find_study("main-table").axes["method"]]
     cells = {
         f"cell {i}": {name: [a_run([0.1, 0.2, 0.4], origin="real" if i else "synthetic")] for name in methods}
@@ -136,7 +137,7 @@ def test_sixteen_panels_have_one_legend_and_say_which_are_synthetic():
     assert figure.get_supxlabel() == "partly synthetic data"
 
 
-def test_hostile_names_are_shown_as_they_are():
+def test_hostile_names_are_shown_literally():
     run = a_run([0.1, 0.2])
     for figure in (convergence({HOSTILE: [run], "$": [run]}), panels({HOSTILE: {"$": [run]}, "$": {HOSTILE: [run]}})):
         assert HOSTILE.replace(" ", "") in "".join(words_of(figure)).replace(" ", "")
@@ -145,7 +146,7 @@ def test_hostile_names_are_shown_as_they_are():
 # ---- clients
 
 
-def test_the_client_table_has_the_last_five_of_every_client_over_seeds():
+def test_the_client_table_has_means_of_the_last_five_rounds_over_seeds():
     first = np.array([[0.9, 0.9], [0.1, 0.2], [0.2, 0.2], [0.3, 0.2], [0.4, 0.2], [0.5, 0.2]])
     headers, rows = client_table({"A": [a_run(first, tested=[100, 300]), a_run(first + 0.1, tested=[100, 300])]})
     assert headers == ["method", "k0", "k1", "Avg"]
@@ -159,7 +160,7 @@ def test_the_client_table_of_many_clients_has_their_quantiles():
     assert rows == [["A", "0.00", "25.00", "50.00", "75.00", "100.00", "50.00"], ["B", *["-"] * 6]]
 
 
-def test_the_client_table_says_what_is_synthetic():
+def test_the_client_table_marks_synthetic_data():
     real, made = a_run([0.5]), a_run([0.5], origin="synthetic")
     assert client_table({"A": [made], "B": [made]})[0][0] == "method (synthetic data)"
     headers, rows = client_table({"A": [real], "B": [made], "C": [real, made]})
@@ -171,7 +172,7 @@ def test_the_client_table_says_what_is_synthetic():
 
 
 def kinds_of(study, directory):
-    return [name for name, _, _ in figures_of(study, directory)]
+    return [figure.name for figure in figures_of(study, directory)]
 
 
 def by_number(i, _):
@@ -191,13 +192,19 @@ def by_number(i, _):
         ("server-epochs", ["curve"]),
     ],
 )
-def test_a_study_gets_the_figures_that_suit_its_axes_whatever_its_name(tmp_path, name, kinds):
+def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
     study = replace(find_study(name).shortened(), name="x", title="A study")
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
-    assert [kind for kind, _, _ in figures] == kinds
-    for _, title, figure in figures:
-        assert title.startswith("A study (synthetic data): ")
+    assert [name for name, *_ in figures] == kinds
+    label = MEASURES[study.layout.measure][0].label
+    titles = {"convergence": "Average accuracy over rounds"}
+    captions = {"convergence": "of each group of runs", "scaling": "ideal scaling", "heat-map": "by row and column"}
+    captions |= {"curve": "one line per column", "bars": "means and sample standard deviations"}
+    for name, title, figure, caption in figures:
+        assert title == titles.get(name, label[:1].upper() + label[1:])
+        assert captions[name] in caption.lower()
+        assert "Parameters" not in caption
         assert "synthetic data" in words_of(figure)
 
 
@@ -210,17 +217,17 @@ def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):
     assert kinds_of(study, tmp_path / "bad") == []
 
 
-def test_runs_that_are_going_or_damaged_do_not_count(tmp_path):
+def test_running_and_damaged_runs_are_ignored(tmp_path):
     study = find_study("main-table").shortened()
     fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], status="complete" if i < 8 else "running"))
     (tmp_path / study.places()[0].path / LOG_NAME).write_bytes(b"no log")
-    ((title, groups),) = cells_of(study, tmp_path)
+    ((title, groups),) = runs_by_method(study, tmp_path)
     assert title == study.axes["cell"][0].label
     assert [len(runs) for runs in groups.values()] == [0, *[1] * 7]
     assert kinds_of(study, tmp_path) == ["bars", "convergence"]
 
 
-def test_runs_tested_once_have_no_convergence(tmp_path):
+def test_runs_evaluated_once_have_no_convergence(tmp_path):
     study = find_study("main-table").shortened()
     fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], every=2))
     assert kinds_of(study, tmp_path) == ["bars"]
@@ -231,29 +238,29 @@ def study_of(tmp_path, cross, table=""):
     return read_study(tmp_path / "t.toml")
 
 
-def test_more_cells_than_a_page_holds_are_on_several(tmp_path):
+def test_many_panels_are_split_over_several_figures(tmp_path):
     cells = ", ".join(f'{{ name = "c{i}" }}' for i in range(18))
     study = study_of(tmp_path, f'cell = [{cells}]\nmethod = ["local", "mfedpba"]')
     fill(study, tmp_path / "runs", by_number)
-    figures = {name: figure for name, _, figure in figures_of(study, tmp_path / "runs")}
+    figures = {name: figure for name, _, figure, _ in figures_of(study, tmp_path / "runs")}
     assert list(figures) == ["convergence", "convergence-2"]  # 36 bars would be too many
     assert [sum(bool(axes.get_title()) for axes in figure.axes) for figure in figures.values()] == [16, 2]
 
 
-def test_what_a_map_has_no_room_for_is_a_map_each(tmp_path):
+def test_every_choice_of_a_third_axis_gets_a_heat_map(tmp_path):
     study = study_of(tmp_path, 'method = ["local", "mfedpba"]\nlr = [0.1, 0.2]\nfeature_dim = [8, 16]')
     fill(study, tmp_path / "runs", by_number)
-    figures = [(name, title) for name, title, _ in figures_of(study, tmp_path / "runs")]
+    figures = [(name, title) for name, title, *_ in figures_of(study, tmp_path / "runs")]
     assert figures[:2] == [
         ("heat-map", f"Local: {ACCURACY.label}"),
         ("heat-map-2", f"MFedPBA: {ACCURACY.label}"),
     ]
 
 
-def test_a_numeric_axis_across_is_still_the_axis_of_the_curve(tmp_path):
+def test_the_numeric_axis_is_the_x_axis_of_a_curve_even_if_it_is_the_columns(tmp_path):
     study = study_of(tmp_path, 'fusion = ["sum", "concat"]\nlr = [0.1, 0.2]', 'columns = "lr"')
     fill(study, tmp_path / "runs", by_number)
-    ((name, _, figure),) = figures_of(study, tmp_path / "runs")
+    ((name, _, figure, _),) = figures_of(study, tmp_path / "runs")
     assert (name, legend_of(figure), figure.axes[0].get_xlabel()) == ("curve", ["sum", "concat"], "lr")
 
 
@@ -261,12 +268,12 @@ def test_named_ranks_with_the_same_work_are_strong_scaling(tmp_path):
     nodes = '[{ name = "one node", ranks = 4 }, { name = "two nodes", ranks = 8 }]'
     study = study_of(tmp_path, f"nodes = {nodes}", 'measure = "seconds"')
     fill(study, tmp_path / "runs", by_number)
-    ((name, _, figure),) = figures_of(study, tmp_path / "runs")
+    ((name, _, figure, _),) = figures_of(study, tmp_path / "runs")
     (ideal,) = lines_of(figure.axes[0], "ideal")
     assert (name, ideal.get_xdata().tolist(), ideal.get_ydata().tolist()) == ("scaling", [4, 8], [1.5, 0.75])
 
 
-def test_accuracy_over_ranks_is_no_scaling(tmp_path):
+def test_accuracy_over_ranks_is_a_curve(tmp_path):
     study = study_of(tmp_path, "ranks = [1, 2, 3]")
     fill(study, tmp_path / "runs", by_number)
     assert kinds_of(study, tmp_path / "runs") == ["curve"]

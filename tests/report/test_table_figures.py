@@ -1,4 +1,4 @@
-"""Figures of tables by their facts: what is where, and what is said."""
+"""Figures of tables: their data and their texts."""
 
 import io
 from dataclasses import replace
@@ -18,7 +18,7 @@ HOSTILE = r"_<b>$x_1$ & 100 % \alpha^2 {'q'} $"
 
 
 def a_table(rows, columns=("mean",), measure=ACCURACY, corner="variant", remark="", incomplete=""):
-    """A table of (mean, deviation) pairs: an empty one has failed, None was never run."""
+    """A table of (mean, deviation) pairs; () is a failed cell, None a cell without runs."""
     made = [
         Row(name, [pair and Cell(*pair, 3) if pair != () else Cell(np.nan, np.nan, 0) for pair in pairs])
         for name, pairs in rows.items()
@@ -27,7 +27,7 @@ def a_table(rows, columns=("mean",), measure=ACCURACY, corner="variant", remark=
 
 
 def words_of(figure):
-    """All text of a figure as a reader sees it."""
+    """All texts of a figure."""
     with matplotlib.rc_context(RC | {"svg.fonttype": "none"}), io.StringIO() as file:
         figure.savefig(file, format="svg")
         tree = ElementTree.fromstring(file.getvalue())
@@ -51,7 +51,7 @@ def test_bars_start_at_zero():
     assert {"full", "w/o rec", "EA", "40.00 ± 2.00", "20.00 ± 1.00", "30.00"} <= set(words_of(figure))
 
 
-def test_numbers_too_close_for_bars_are_dots_on_an_axis_that_says_where_it_starts():
+def test_close_values_are_dots_on_a_labelled_axis():
     figure = bars(a_table({"full": [(40, 0.2)], "EA": [(39, 0.3)]}))
     (axes,) = figure.axes
     assert not axes.patches
@@ -61,13 +61,13 @@ def test_numbers_too_close_for_bars_are_dots_on_an_axis_that_says_where_it_start
     np.testing.assert_allclose(ends, [[39.8, 40.2], [38.7, 39.3]])
 
 
-def test_bars_that_have_failed_or_are_missing_are_said():
+def test_failed_and_missing_bars_are_labelled():
     words = words_of(bars(a_table({"full": [(40, 1)], "bad": [()], "later": [None]})))
     assert {"failed", "no run"} <= set(words)
     bars(a_table({"bad": [()], "later": [None]})).draw_without_rendering()
 
 
-def test_a_map_has_its_numbers_in_words_and_hatches_what_has_failed():
+def test_a_heat_map_shows_its_values_and_hatches_failed_cells():
     table = a_table({"0.1": [(50.123, 1), (60, 1)], "1": [(), None]}, ["5", "10"], corner="lambda_1")
     table.rows[0].cells[1] = replace(table.rows[0].cells[1], place=1)
     figure = heat_map(table, "lambda_2")
@@ -85,16 +85,21 @@ def test_a_map_has_its_numbers_in_words_and_hatches_what_has_failed():
 
 
 @pytest.mark.parametrize("count", [1, 9, 60])
-def test_maps_of_any_size_can_be_drawn(count):
+def test_heat_maps_of_any_size_can_be_drawn(count):
     names = [str(i) for i in range(count)]
     figure = heat_map(a_table({name: [(1.0, 0.1)] * count for name in names}, names))
     figure.draw_without_rendering()
     assert figure.get_figwidth() <= 6.75
 
 
-def test_a_curve_is_over_the_numbers_that_rows_are():
-    rows = {"1": [(10, 1), (5, 1)], "10 (synthetic data)": [(20, 2), ()], "1000": [(15, 3), (6, np.nan)]}
-    figure = curve(a_table(rows, ["A", "B"], corner="server_epochs"), "kind")
+def test_a_curve_shows_every_column_over_the_values_of_the_rows():
+    table = a_table(
+        {"1": [(10, 1), (5, 1)], "10": [(20, 2), ()], "1000": [(15, 3), (6, np.nan)]},
+        ["A", "B"],
+        corner="server_epochs",
+    )
+    table.rows[1] = replace(table.rows[1], remark="synthetic data")
+    figure = curve(table, [1, 10, 1000], "kind")
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     points = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.get_lines()]
@@ -103,12 +108,13 @@ def test_a_curve_is_over_the_numbers_that_rows_are():
     assert legend_of(figure) == ["A", "B"]
     assert {"1", "10", "1000", "kind", "partly synthetic data"} <= set(words_of(figure))
     near = a_table({"2": [(10, 1)], "3": [(11, 1)]}, corner="tau")
-    assert curve(near).axes[0].get_xscale() == "linear"
+    assert curve(near, [2, 3]).axes[0].get_xscale() == "linear"
 
 
-def test_strong_scaling_would_halve_the_time_on_twice_the_ranks():
-    rows = {str(n): [(8 / n**0.5, 0.1), (20 / n**0.5, np.nan)] for n in (2, 4, 9, 33)}
-    figure = scaling(a_table(rows, ["64", "256"], SECONDS, corner="ranks"), "clients")
+def test_ideal_strong_scaling_halves_the_time_on_twice_the_ranks():
+    ranks = [2, 4, 9, 33]
+    rows = {str(n): [(8 / n**0.5, 0.1), (20 / n**0.5, np.nan)] for n in ranks}
+    figure = scaling(a_table(rows, ["64", "256"], SECONDS, corner="ranks"), ranks, "clients")
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
@@ -118,7 +124,7 @@ def test_strong_scaling_would_halve_the_time_on_twice_the_ranks():
         assert line.get_ydata()[0] == pytest.approx(first)
 
 
-def test_weak_scaling_would_keep_the_time():
+def test_ideal_weak_scaling_keeps_the_time():
     rows = {"2 ranks, K 16": [(1.0, 0.1)], "3 ranks, K 32": [(1.5, 0.1)]}
     figure = scaling(a_table(rows, measure=SECONDS, corner="size"))
     (axes,) = figure.axes
@@ -128,8 +134,8 @@ def test_weak_scaling_would_keep_the_time():
     assert {*rows, "ideal"} <= set(words_of(figure))
 
 
-@pytest.mark.parametrize("draw", [bars, heat_map, curve, scaling])
-def test_figures_of_tables_say_what_is_synthetic_and_incomplete(draw):
+@pytest.mark.parametrize("draw", [bars, heat_map, lambda table: curve(table, [1, 2]), scaling])
+def test_synthetic_and_incomplete_tables_are_marked(draw):
     rows = {"1": [(10, 1)], "2": [(20, 1)]}
     assert draw(a_table(rows, corner="ranks")).get_supxlabel() == ""
     made = a_table(rows, corner="ranks", remark="synthetic data", incomplete="2 of 3 runs are complete")
@@ -139,7 +145,7 @@ def test_figures_of_tables_say_what_is_synthetic_and_incomplete(draw):
     assert draw(mixed).get_supxlabel() == "partly synthetic data"
 
 
-def test_hostile_names_are_shown_as_they_are():
+def test_hostile_names_are_shown_literally():
     table = a_table({HOSTILE: [(1, 0.1), (2, 0.1)], "b": [(3, 0.1), (4, 0.1)]}, [HOSTILE, "$"], corner=HOSTILE)
-    for figure in (bars(table), heat_map(table, HOSTILE), scaling(table, HOSTILE)):
+    for figure in (bars(table), heat_map(table, HOSTILE), scaling(table, column_axis=HOSTILE)):
         assert HOSTILE.replace(" ", "") in "".join(words_of(figure)).replace(" ", "")

@@ -1,4 +1,4 @@
-"""The view of a run: its pieces against values worked out by hand, and the command in a real terminal."""
+"""The live view: its parts against values computed by hand, and the command in a real terminal."""
 
 import io
 import json
@@ -19,12 +19,17 @@ from rich.console import Console
 
 from mfedpba_mpi import Run, load_run
 from mfedpba_mpi.cli.watch import find, rendered
+from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.sealed import open_image, seal
-from mfedpba_mpi.errors import COMPLETE, INTERRUPTED, RUNNING
+from mfedpba_mpi.engine.loop import run_rounds
+from mfedpba_mpi.engine.observers import Observer
+from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, RUNNING, WAITING
 from mfedpba_mpi.records.lock import LOCK_NAME, locked
-from mfedpba_mpi.records.run import LOG_NAME
+from mfedpba_mpi.records.run import LOG_NAME, RunWarning
+from mfedpba_mpi.records.run_log import RunLog
+from mfedpba_mpi.records.status import STALLED, STARTING, RunState
 from mfedpba_mpi.watch.drawing import bar, braille, flow, grid, spark
-from mfedpba_mpi.watch.pictures import SILENT, STARTING, average_curve, busy, losses, pace_of
+from mfedpba_mpi.watch.pictures import average_curve, busy, losses, pace_of
 from mfedpba_mpi.watch.watched import Row, WatchedRun, time_left
 
 WATCH = [sys.executable, "-m", "mfedpba_mpi", "watch"]
@@ -39,8 +44,8 @@ seed = [0, 1]
 """
 
 
-def run_of(T=5, K=3, rounds=10, **changes):
-    """A run that is going: T rounds of two seconds, of which client k has worked (k + 1) / 10."""
+def run_of(T=5, K=3, rounds=10, warnings=(), **changes):
+    """A running run: T finished rounds of two seconds each; client k computed for (k + 1) / 10 seconds per round."""
     clients = np.arange(1, K + 1) / 10
     attributes = {
         "label": "MFedPBA", "dataset": "mfeat", "data_origin": "synthetic", "status": RUNNING, "ranks": K + 1,
@@ -54,13 +59,14 @@ def run_of(T=5, K=3, rounds=10, **changes):
         "seconds_eval": np.full(T, 0.25), "seconds_comm": np.full(T, 0.25), "seconds_checkpoint": np.zeros(T),
         "seconds_client": np.tile(clients, (T, 1)),
     }  # fmt: skip
+    empty = {name: arrays[name][:0] for name in ("accuracy", "correct", "tested")}  # as `load_run` returns them
     partition = {"rank": np.arange(1, K + 1)}
-    return Run(Path("somewhere/run.h5"), attributes | changes, arrays if T else {}, partition, {})
+    return Run(Path("somewhere/run.h5"), attributes | changes, arrays if T else empty, partition, {}, warnings)
 
 
 def watched(run, status=RUNNING, reason=""):
     result = WatchedRun(Path("somewhere"))
-    result.run, result.status, result.reason = run, status, reason
+    result.run, result.state = run, RunState(status, reason)
     return result
 
 
@@ -71,7 +77,7 @@ def shown(subject, width=80, height=24, **options):
 
 
 def restate(directory, **attributes):
-    """Change what a log says of its run."""
+    """Change attributes of a log."""
     path, aside = directory / LOG_NAME, directory / "aside"
     with open_image(path) as file:
         file.attrs.update(attributes)
@@ -88,7 +94,7 @@ def test_a_bar_has_as_many_eighths_of_a_column_as_its_share(share, width, drawn)
     assert bar(share, width) == drawn
 
 
-def test_a_course_goes_from_the_lowest_block_to_the_highest():
+def test_a_sparkline_spans_all_block_heights():
     assert spark(np.arange(8.0), 10) == "▁▂▃▄▅▆▇█"
     assert spark(np.arange(15.0), 8) == "▁▂▃▄▅▆▇█"
     assert spark(np.array([3.0, 3.0, math.inf]), 8) == "▁▁"
@@ -111,26 +117,29 @@ def test_the_curve_is_labelled_with_its_range_and_rounds():
     assert {len(line) for line in lines[1:]} == {40}
 
 
-def test_time_to_go_is_that_of_recent_rounds_less_what_has_passed_of_this_one():
-    pace = pace_of(run_of(), news=1.5)
+def test_time_left_follows_recent_rounds_and_subtracts_the_time_of_the_current_one():
+    pace = pace_of(run_of(), age=1.5)
     assert (pace.t, pace.T, pace.each, pace.elapsed, pace.left) == (5, 10, 2.0, 3 + 10 + 1.5, 8.5)
-    assert pace_of(run_of(), news=100).left == 8.0
+    assert pace_of(run_of(), age=100).left == 8.0
     assert math.isnan(pace_of(run_of(T=0), 0).left)
     faster = run_of(T=40, rounds=50)
     faster.rounds["seconds_total"][20:] = 1.0
     assert pace_of(faster, 0).left == 10.0
 
 
-def test_a_study_takes_what_its_complete_runs_took():
+def test_time_left_of_a_study_follows_its_complete_runs():
     rows = [
-        Row(Path("a"), COMPLETE, seconds=10, share=1), Row(Path("b"), COMPLETE, seconds=20, share=1),
-        Row(Path("c"), RUNNING, seconds=1, share=0.5), Row(Path("d"), RUNNING, share=0.5), Row(Path("e"), "waiting"),
-    ]  # fmt: skip
+        Row(Path("a"), RunState(COMPLETE), seconds=10, share=1),
+        Row(Path("b"), RunState(COMPLETE), seconds=20, share=1),
+        Row(Path("c"), RunState(RUNNING), seconds=1, share=0.5),
+        Row(Path("d"), RunState(RUNNING), share=0.5),
+        Row(Path("e"), RunState(WAITING)),
+    ]
     assert time_left(rows) == 2 * 15 / 2
     assert time_left(rows[2:]) == time_left(rows[:2]) == 0
 
 
-def test_losses_are_means_over_the_clients_that_took_part():
+def test_losses_are_means_over_participants():
     run = run_of(T=2)
     run.rounds["loss_ce"] = np.array([[1.0, 3.0, np.nan], [np.nan, np.nan, 5.0]])
     run.rounds["loss_fea"] = np.full((2, 3), np.nan)
@@ -141,12 +150,12 @@ def test_losses_are_means_over_the_clients_that_took_part():
     np.testing.assert_array_equal(found["server con"], [7])
 
 
-def test_a_rank_is_busy_with_its_clients_and_the_first_with_the_server():
+def test_busy_counts_the_clients_of_a_rank_and_on_rank_0_the_server():
     assert busy(run_of()) == pytest.approx({0: 0.25, 1: 0.05, 2: 0.1, 3: 0.15})
     assert busy(run_of(resumed=[{"ranks": 2, "hosts": ["node3"]}])) == {}
 
 
-def test_phrases_flow_and_cells_stand_below_each_other():
+def test_phrases_wrap_and_cells_fill_columns():
     lines = ["".join(words for words, _ in line) for line in flow([("one", ""), ("two", ""), ("three", "")], 8)]
     assert lines == ["one  two", "three"]
     cells = [[(name, "")] for name in "abc"]
@@ -156,8 +165,11 @@ def test_phrases_flow_and_cells_stand_below_each_other():
 @pytest.mark.parametrize("size", [(20, 8), (40, 20), (80, 24), (81, 25), (120, 40), (250, 90)])
 @pytest.mark.parametrize("K", [1, 6, 1000])
 def test_the_view_fits_every_terminal(size, K):
-    for T, status, reason in [(0, RUNNING, ""), (1, RUNNING, ""), (9, "failed", "a reason " * 20)]:
-        view = shown(watched(run_of(T, K), status, reason), *size)
+    warnings = [RunWarning(t, "a long warning " * 20) for t in range(9)]
+    for T, status, reason, own in [
+        (0, RUNNING, "", ()), (1, RUNNING, "", ()), (9, FAILED, "a reason " * 20, ()), (9, RUNNING, "", warnings),
+    ]:  # fmt: skip
+        view = shown(watched(run_of(T, K, warnings=own), status, reason), *size)
         lines = view.split("\n")
         assert len(lines) < size[1]
         assert max(map(len, lines)) <= size[0]
@@ -165,22 +177,22 @@ def test_the_view_fits_every_terminal(size, K):
         assert (f"round {T}/10" in view) or size == (20, 8)
 
 
-def test_a_view_at_a_glance():
+def test_the_view_shows_progress_clients_losses_times_and_ranks():
     view = shown(watched(run_of(K=6)), 80, 24)
-    for words in ("running  round 5/10  elapsed 13 s  ETA 10 s  2 s a round", "client 5", "50.0%", "loss ce",
+    for words in ("running  round 5/10  elapsed 13 s  ETA 10 s  2 s per round", "client 5", "50.0%", "loss ce",
                   "train 50%", "7 ranks on 2 hosts: node1, node2", "busy  0: 25%  1: 5%"):  # fmt: skip
         assert words in view
     assert "server rec" not in view
     assert "…" not in view
 
 
-def test_clients_that_do_not_fit_are_told_in_quantiles():
+def test_clients_that_do_not_fit_are_summarised_by_quantiles():
     run = run_of(K=1000)
     run.rounds["accuracy"][-1] = np.arange(1000) / 999
     assert re.search(r"and \d+ more  all: 0% to 100%, quartiles 25% 50% 75%", shown(watched(run)))
 
 
-def test_names_are_shown_as_text_whatever_is_in_them():
+def test_control_characters_and_markup_in_names_are_shown_as_text():
     view = shown(watched(run_of(dataset="\x1b[2J[red]x", hosts=["a\nb"])))
     assert "?[2J[red]x" in view
     assert "\x1b" not in view
@@ -194,63 +206,90 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch):
     assert "***" in view
 
 
-def test_validation_rows_are_said():
+def test_accuracy_on_validation_rows_is_labelled():
     config = {"rounds": 10, "partition": "m2", "validation": 0.2}
     assert "average validation accuracy" in shown(watched(run_of(config=config)))
 
 
-def test_a_log_is_read_only_when_it_has_changed(finished, monkeypatch):
+def test_the_last_warnings_are_shown_with_their_rounds(tiny, tmp_path):
+    observer = RunLog(tmp_path)
+    observer.warn(0, "one thread only")
+    run_rounds(tiny(), tmp_path, SerialComm(), [observer, Warner(observer)])
+    view = shown(find(tmp_path), 40)
+    assert "one thread only" not in view
+    assert re.search(
+        r"warning \(round 1\): rank 3 is slow *\nwarning \(round 2\): rank 3 is slow *\nwarning \(round 3\): rank 3 "
+        r"is slow *\n1 earlier warning, see the report", view,
+    )  # fmt: skip
+    start = [RunWarning(0, "one thread only, although this rank has more")]
+    assert "\nwarning: one thread only, although this…\n" in shown(watched(run_of(warnings=start)), 40)
+
+
+class Warner(Observer):
+    """An observer that sends another one a warning after every round."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def round(self, result):
+        self.other.warn(result.t, "rank 3 is slow")
+
+
+def test_a_log_is_loaded_only_after_it_has_changed(finished, monkeypatch):
     directory = finished().path.parent
     read = []
-    monkeypatch.setattr("mfedpba_mpi.watch.watched.load_run", lambda path: read.append(path) or load_run(path))
+    monkeypatch.setattr("mfedpba_mpi.records.status.load_run", lambda path: read.append(path) or load_run(path))
     subject = find(directory)
-    subject.look()
+    subject.read()
     assert len(read) == 1
     restate(directory, status=INTERRUPTED, reason="because")
-    subject.look()
+    subject.read()
     assert len(read) == 2
-    assert (subject.status, subject.reason) == (INTERRUPTED, "because")
+    assert (subject.state.status, subject.state.reason) == (INTERRUPTED, "because")
 
 
-def test_a_run_lives_as_long_as_its_lock_is_held(finished):
+def test_a_run_is_active_as_long_as_its_lock_is_held(finished):
     directory = finished().path.parent
     restate(directory, status=RUNNING)
     with locked(directory):
         os.utime(directory / LOG_NAME, (0, 0))
         subject = find(directory)
-        assert subject.status == RUNNING
-        assert "its process lives, but there is no news since 1970" in shown(subject)
+        assert subject.state.status == RUNNING
+        assert "its process is alive, but the log has not changed since 1970" in shown(subject)
         (directory / LOG_NAME).unlink()
-        assert find(directory).status == STARTING
+        assert find(directory).state.status == STARTING
+        assert "starting\nno log yet" in shown(find(directory))
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_a_run_that_was_killed_is_interrupted_at_once(finished, monkeypatch, host):
     directory = finished().path.parent
     restate(directory, status=RUNNING)
-    monkeypatch.setattr("mfedpba_mpi.watch.watched.shares_locks", lambda _: True)
-    # the number may belong to another process by now
+    monkeypatch.setattr("mfedpba_mpi.records.status.shares_locks", lambda _: True)
+    # the process id may have been reused by another process
     (directory / LOCK_NAME).write_text(json.dumps({"host": host, "pid": os.getpid(), "since": "then"}))
     subject = find(directory)
-    assert (subject.status, subject.reason) == (INTERRUPTED, "its process exited without a final status")
+    assert subject.state.status == INTERRUPTED
+    assert subject.state.reason == "its process exited without a final status"
 
 
-def test_where_locks_of_other_hosts_are_not_seen_only_the_log_is_asked(finished, monkeypatch):
+def test_without_locks_across_hosts_a_run_is_stalled_once_its_log_is_old(finished, monkeypatch):
     directory = finished().path.parent
     restate(directory, status=RUNNING)
     (directory / LOCK_NAME).write_text(json.dumps({"host": f"not {socket.gethostname()}", "pid": 1, "since": "then"}))
-    monkeypatch.setattr("mfedpba_mpi.watch.watched.shares_locks", lambda _: False)
+    monkeypatch.setattr("mfedpba_mpi.records.status.shares_locks", lambda _: False)
     subject = find(directory)
-    assert subject.status == RUNNING
+    assert subject.state.status == RUNNING
     os.utime(directory / LOG_NAME, (time.time() - 3600,) * 2)
     subject = find(directory)
-    assert subject.status == SILENT
+    assert subject.state.status == STALLED
     assert not subject.over
-    assert "no news since 2" in shown(subject)
-    assert "can be seen on not " in shown(subject)
+    assert re.search(r"stalled  round 3/3.*\nthe log has not changed since 2", shown(subject))
+    assert "only not " in shown(subject)
+    assert "can see whether its process is alive" in shown(subject, 200)
 
 
-def test_nothing_is_written(finished):
+def test_watching_writes_nothing(finished):
     directory = finished().path.parent
     before = {path: path.stat().st_mtime_ns for path in [directory, *directory.rglob("*")]}
     shown(find(directory))
@@ -258,7 +297,7 @@ def test_nothing_is_written(finished):
 
 
 def study_at(directory, finished):
-    """A study of a complete run, one that goes on (if its lock is held), and two that wait."""
+    """A study with one complete run, one running run (if its lock is held) and two waiting ones."""
     for method in ("local", "fedproto"):
         (directory / method).mkdir(parents=True)
         finished(method=method).path.parent.rename(directory / method / "s0")
@@ -268,7 +307,7 @@ def study_at(directory, finished):
 
 
 @pytest.mark.parametrize("size", [(40, 20), (120, 40)])
-def test_a_study_shows_its_runs_and_the_curve_of_the_one_that_goes(finished, tmp_path, size):
+def test_a_study_shows_its_runs_and_the_curve_of_the_running_one(finished, tmp_path, size):
     directory = study_at(tmp_path / "study", finished)
     with locked(directory / "fedproto/s0"):
         view = shown(find(directory), *size)
@@ -278,10 +317,10 @@ def test_a_study_shows_its_runs_and_the_curve_of_the_one_that_goes(finished, tmp
     assert re.search(r"local/s0 +complete +3/3 \d\d.\d\d%", view)
     assert max(map(len, view.split("\n"))) <= size[0]
     restate(directory / "fedproto/s0", status=INTERRUPTED)
-    assert "nothing is running at the moment" in shown(find(directory), *size)
+    assert "no run is active" in shown(find(directory), *size)
 
 
-def test_without_a_terminal_there_is_one_view(finished, tmp_path):
+def test_without_a_terminal_one_view_is_printed(finished, tmp_path):
     directory = finished().path.parent
     restate(directory, status=RUNNING)
     done = subprocess.run([*WATCH, directory], capture_output=True, text=True, timeout=60)
@@ -306,7 +345,7 @@ def test_help_loads_nothing_heavy():
 
 
 class Terminal:
-    """A shell in tmux; `wait` returns what is on the screen once that matches."""
+    """A shell in tmux; `wait` returns the text of the screen once it matches a pattern."""
 
     def __init__(self, directory, width, height):
         self.name = f"{directory.name}-{os.getpid()}"
@@ -323,18 +362,18 @@ class Terminal:
         until = time.monotonic() + 30
         while not re.search(pattern, seen := self.tmux("capture-pane", "-p")):
             assert time.monotonic() < until, seen
-            time.sleep(0.05)  # leave the processor to those we look at
+            time.sleep(0.05)  # leave the CPU to the watched processes
         return seen
 
     @property
-    def apart(self):
-        """Whether a program has a screen of its own."""
+    def alternate(self):
+        """Whether a program uses the alternate screen."""
         return self.tmux("display-message", "-p", "#{alternate_on}").strip() == "1"
 
 
 @pytest.fixture
 def terminal(tmp_path):
-    """A function that opens a terminal of a size."""
+    """A function that opens a terminal of the given size."""
     if not shutil.which("tmux"):
         pytest.skip("no tmux on the PATH")
     opened = []
@@ -348,21 +387,21 @@ def terminal(tmp_path):
         each.tmux("kill-server")
 
 
-def test_a_run_is_followed_through_a_resize_to_its_death(started, terminal):
+def test_a_run_is_followed_through_a_resize_until_it_is_killed(started, terminal):
     process = started(*ARGUMENTS, "--rounds", 100000)
     screen = terminal(80, 24)
     screen.watch("out")
-    first = int(re.search(r"running  round (\d+)/100000", screen.wait("ETA .* a round"))[1])
+    first = int(re.search(r"running  round (\d+)/100000", screen.wait("ETA .* per round"))[1])
     screen.wait(rf"round (?!{first}/)\d+/100000")
-    assert screen.apart
+    assert screen.alternate
     screen.tmux("resize-window", "-x", 40, "-y", 20)
     narrow = screen.wait(r"(?m)^average \d")
     assert "…" not in narrow
     process.kill()
     process.wait()
     last = screen.wait("code=0=")
-    assert not screen.apart
-    for words in ("interrupted  round", "its process exited", "mfedpba-mpi resume out goes on"):
+    assert not screen.alternate
+    for words in ("interrupted  round", "its process exited", "resume with `mfedpba-mpi resume out`"):
         assert words in last
 
 
@@ -377,27 +416,27 @@ def test_a_run_is_followed_to_its_end(finished, terminal):
     assert "complete  round 3/3" in screen.wait("code=0=")
 
 
-def test_a_damaged_log_is_told_until_there_is_a_whole_one(finished, terminal):
+def test_a_damaged_log_is_reported_until_it_is_replaced(finished, terminal):
     log = finished().path
     whole = log.read_bytes()
     log.write_bytes(whole[:3000])
     screen = terminal(80, 24)
     screen.watch(log.parent.name)
-    assert "Traceback" not in screen.wait("its checksum is")
+    assert "Traceback" not in screen.wait(r"its checksum\s+is wrong")
     aside = log.with_name("aside")
     aside.write_bytes(whole)
     aside.replace(log)
     assert "complete  round 3/3" in screen.wait("code=0=")
 
 
-def test_control_c_ends_it_and_leaves_the_last_view(finished, terminal, tmp_path):
+def test_control_c_ends_watch_and_leaves_the_last_view(finished, terminal, tmp_path):
     directory = study_at(tmp_path / "study", finished)
     screen = terminal(40, 20)
     with locked(directory / "fedproto/s0"):
         screen.watch("study")
         screen.wait("2 waiting")
-        assert screen.apart
+        assert screen.alternate
         screen.tmux("send-keys", "C-c")
         last = screen.wait("code=0=")
-    assert not screen.apart
+    assert not screen.alternate
     assert "fedproto/s0  running" in last
