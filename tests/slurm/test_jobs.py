@@ -111,8 +111,8 @@ def test_srun_with_the_wrong_mpi_is_told_so_once(cluster, data_dir):
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        ("", 0, "8 methods with 4 clients on 2 ranks and in one process: the same"),
-        ("--dir /dev/shm", 2, "rank 1 (n2) does not see what rank 0 (n1) writes in /dev/shm"),
+        ("", 0, "8 methods with 4 clients: identical for 2 ranks and one process"),
+        ("--dir /dev/shm", 2, "rank 1 (n2) cannot see files that rank 0 (n1) writes in /dev/shm"),
     ],
 )
 def test_check_looks_at_both_nodes_and_what_they_share(cluster, options, code, words):
