@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from mfedpba_mpi.config.run_config import RunConfig, make_config  # noqa: E402
 from mfedpba_mpi.data.sealed import open_image, seal  # noqa: E402
 from mfedpba_mpi.data.sources import resolve  # noqa: E402
 from mfedpba_mpi.engine.loop import run_rounds  # noqa: E402
+from mfedpba_mpi.engine.signals import SIGNALS, Stop  # noqa: E402
 from mfedpba_mpi.models import architecture, extractors  # noqa: E402
 from mfedpba_mpi.records.run_log import RunLog  # noqa: E402
 
@@ -150,3 +152,14 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real data at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    """A `Stop` that listens to the signals of this process; the handlers are restored after the test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop = Stop()
+    stop.listen()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -18,15 +18,12 @@ import pytest
 import torch
 
 from mfedpba_mpi import RunConfig, load_clients, load_run, simulate
-from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import make_config
 from mfedpba_mpi.data.catalog import CATALOG
 from mfedpba_mpi.data.store import write_store
 from mfedpba_mpi.data.synthetic import synthesize
 from mfedpba_mpi.engine import api
-from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.errors import Ended, SyntheticDataWarning, UserError
-from mfedpba_mpi.methods.mfedpba import MFedPBAClient
+from mfedpba_mpi.errors import SyntheticDataWarning, UserError
 from mfedpba_mpi.rng import generators_restored, seeded
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
@@ -222,7 +219,7 @@ def test_a_resume_without_checkpoint_finds_its_data_again_and_never_takes_others
 
     done = command("resume", "out")
     assert done.returncode == 0, done.stderr
-    assert "no checkpoint yet: starting again at round 1" in done.stdout
+    assert "no checkpoint yet: starting again at round 1" in done.stderr
     assert not load_run(out).synthetic
 
 
@@ -258,16 +255,3 @@ def test_variables_that_choose_other_kernels_are_in_the_log(tmp_path, monkeypatc
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     other = simulate(RunConfig.of(**SETTINGS), tmp_path / "other", tmp_path / "data", quiet=True)
     assert other.attributes["cpu"] == f"{plain.attributes['cpu']} MKL_CBWR=COMPATIBLE"
-
-
-def test_a_client_that_changes_what_all_have_received_is_refused(tiny, tmp_path, monkeypatch):
-    update = MFedPBAClient.update
-
-    def careless(self, t, phase, inbox):
-        if inbox:
-            inbox["P_G"].mul_(0.5)
-        return update(self, t, phase, inbox)
-
-    monkeypatch.setattr(MFedPBAClient, "update", careless)
-    with pytest.raises(Ended, match=r"client 0.*the client changes inbox\['P_G'\] in place, which other clients share"):
-        run_rounds(tiny(), tmp_path, SerialComm())
