@@ -6,14 +6,12 @@ calls of `simulate` in two threads; other data at a resume, with and without a c
 
 import json
 import os
-import random
 import subprocess
 import sys
 import threading
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,7 +22,8 @@ from mfedpba_mpi.data.store import write_store
 from mfedpba_mpi.data.synthetic import synthesize
 from mfedpba_mpi.engine import api
 from mfedpba_mpi.errors import SyntheticDataWarning, UserError
-from mfedpba_mpi.rng import generators_restored, seeded
+from mfedpba_mpi.rng import generators_restored
+from tests.test_rng import draws
 
 SETTINGS = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10), "feature_dim": 8, "rounds": 2}
 
@@ -104,22 +103,6 @@ def test_what_draws_from_global_generators_is_the_same_on_any_ranks_and_after_a_
     assert (extended.final["client_sha256"], extended.rounds["correct"].tolist()) == whole
 
 
-def draws():
-    return torch.rand(2, device="cpu").tolist(), np.random.rand(2).tolist(), random.random()  # noqa: NPY002
-
-
-def test_generators_are_seeded_inside_and_left_alone_outside():
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
-    free = draws(), draws()
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
-    found = [draws()]
-    for key in (0, 1, 0):
-        with seeded(0, "test", key):
-            found.append(draws())
-    assert found[1] == found[3] != found[2]
-    assert (found[0], draws()) == free
-
-
 def test_settings_of_the_calling_process_change_nothing_and_stay(tmp_path):
     config = RunConfig.of(**SETTINGS, method="harmony")  # which uses autograd
     plain = simulate(config, tmp_path / "plain", tmp_path / "data", quiet=True)
@@ -187,19 +170,6 @@ def test_from_python_the_data_are_those_of_the_command(real, tmp_path, monkeypat
     run = simulate(RunConfig.of(**MFEAT), quiet=True)
     assert not run.synthetic
     assert run.attributes["data_dir"] == str(real)
-
-
-def test_a_stand_in_is_a_warning_though_quiet_and_an_error_where_forbidden(tmp_path):
-    with pytest.warns(SyntheticDataWarning, match=r"mfeat: using synthetic data, no mfeat\.h5 in"):
-        run = simulate(RunConfig.of(**MFEAT), tmp_path / "out", tmp_path, quiet=True)
-    assert run.synthetic
-    with pytest.raises(UserError, match=r"there is no mfeat\.h5 in .* synthetic data are not allowed"):
-        simulate(RunConfig.of(**MFEAT, allow_synthetic=False), tmp_path / "two", tmp_path, quiet=True)
-    by_path = RunConfig.of(**{**MFEAT, "dataset": str(tmp_path / "synthetic/mfeat.h5")}, allow_synthetic=False)
-    with pytest.raises(UserError, match=r"mfeat\.h5 is synthetic, and synthetic data are not allowed"):
-        simulate(by_path, tmp_path / "two", tmp_path)
-    with pytest.raises(UserError, match="synthetic is synthetic"):
-        simulate(RunConfig.of(**SETTINGS, allow_synthetic=False), tmp_path / "two", tmp_path)
 
 
 def test_a_resume_without_checkpoint_finds_its_data_again_and_never_takes_others(real, command, killed, tmp_path):
