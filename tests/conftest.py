@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,12 +18,15 @@ import h5py  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from mfedpba_mpi import Run, load_run  # noqa: E402
+from mfedpba_mpi import Run, load_run, plugins  # noqa: E402
 from mfedpba_mpi.comm.serial import SerialComm  # noqa: E402
 from mfedpba_mpi.config.run_config import RunConfig, make_config  # noqa: E402
+from mfedpba_mpi.data.catalog import LOADERS  # noqa: E402
 from mfedpba_mpi.data.sealed import open_image, seal  # noqa: E402
 from mfedpba_mpi.data.sources import resolve  # noqa: E402
 from mfedpba_mpi.engine.loop import run_rounds  # noqa: E402
+from mfedpba_mpi.engine.signals import SIGNALS, Stop  # noqa: E402
+from mfedpba_mpi.methods import params  # noqa: E402
 from mfedpba_mpi.models import architecture, extractors  # noqa: E402
 from mfedpba_mpi.records.run_log import RunLog  # noqa: E402
 
@@ -150,3 +154,44 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real data at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    """A `Stop` that listens to the signals of this process; the handlers are restored after the test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop = Stop()
+    stop.listen()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def unload_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A function that unloads all plugins and their registrations; it is also called before and after the test."""
+    registries = (params.METHODS, params._REGISTERED, LOADERS, plugins.LOADED)
+    before = [dict(entries) for entries in registries]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+
+    def unload() -> None:
+        for entries, original in zip(registries, before, strict=True):
+            entries.clear()
+            entries.update(original)
+        plugins.load_defaults.cache_clear()
+
+    unload()
+    yield unload
+    unload()
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a plugin file."""
+
+    def write(text: str, name: str = "own.py") -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write

@@ -1,4 +1,8 @@
-"""Imports point one way: a module knows of those below it, and of its own layer, and nothing above it knows of MPI."""
+"""Layers of the package, and its mirror in the tests.
+
+A module imports only modules of its own layer and of the layers below, only `comm` imports mpi4py, and every module has
+a test file of its name.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -6,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "mfedpba_mpi"
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "mfedpba_mpi"
 
-# From the bottom up; a name stands for a module, or for all modules of a package that are not named themselves.
+# From the bottom up. A package stands for those of its modules that are not listed themselves.
 LAYERS = [
     ["errors", "files", "rng", "plugins", "engine.signals"],
     ["config.fields"],
@@ -42,7 +47,7 @@ MODULES = {
 
 
 def imported(path: Path) -> Iterator[str]:
-    """All modules that a file imports, wherever in it, but for those that only type checkers see."""
+    """All modules that a file imports, also inside functions, except for those under TYPE_CHECKING."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
@@ -54,15 +59,16 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def height(module: str) -> int:
-    room = module
-    while room not in HEIGHT:
-        room, dot, _ = room.rpartition(".")
-        assert dot, f"{module} has no place in LAYERS"
-    return HEIGHT[room]
+    """The index of a module's layer in LAYERS."""
+    name = module
+    while name not in HEIGHT:
+        name, dot, _ = name.rpartition(".")
+        assert dot, f"{module} is not in LAYERS"
+    return HEIGHT[name]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_nothing_from_above(module):
+def test_a_module_imports_nothing_from_higher_layers(module):
     others = [
         name.removeprefix("mfedpba_mpi.") for name in imported(MODULES[module]) if name.startswith("mfedpba_mpi.")
     ]
@@ -72,3 +78,21 @@ def test_a_module_imports_nothing_from_above(module):
 def test_only_comm_imports_mpi4py():
     users = {module.partition(".")[0] for module, path in MODULES.items() if any("mpi4py" in n for n in imported(path))}
     assert users == {"comm"}
+
+
+WITHOUT_TEST_FILE = {
+    "cli.paths", "cli.report", "cli.settings", "cli.study", "cli.watch", "report.groups", "report.prototype_figures",
+    "report.style", "studies.ablation", "studies.board", "studies.estimates", "studies.formats", "studies.slurm",
+    "watch.drawing", "watch.pictures",
+}  # fmt: skip
+
+
+def has_test_file(path: Path) -> bool:
+    """Whether a/b.py has the test file tests/a/test_b.py or, with several test files, tests/a/b/test_b.py."""
+    folder, name = TESTS / path.relative_to(PACKAGE).parent, f"test_{path.name}"
+    return (folder / name).is_file() or (folder / path.stem / name).is_file()
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    modules = {name: path for name, path in MODULES.items() if path.name not in ("__init__.py", "__main__.py")}
+    assert {name for name, path in modules.items() if not has_test_file(path)} == WITHOUT_TEST_FILE

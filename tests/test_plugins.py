@@ -15,8 +15,6 @@ from mfedpba_mpi import load_run, plugins
 from mfedpba_mpi.cli.main import cli
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.config.run_config import RunConfig
-from mfedpba_mpi.data.catalog import LOADERS
-from mfedpba_mpi.data.sources import describe, open_dataset
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.resume import stored_run
 from mfedpba_mpi.engine.signals import Stop
@@ -26,6 +24,7 @@ from mfedpba_mpi.records.checkpoint import Checkpoints
 from mfedpba_mpi.studies.runner import program
 from mfedpba_mpi.studies.slurm import Submission
 
+pytestmark = pytest.mark.usefixtures("unload_plugins")
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method.py"
 METHOD = """from __future__ import annotations
 from dataclasses import dataclass
@@ -61,36 +60,6 @@ headavg.weighted = true
 [cross]
 method = ["local", "headavg"]
 """
-
-
-@pytest.fixture(autouse=True)
-def unload_plugins(monkeypatch):
-    """A function that unloads all plugins and their registrations; it is also called after each test."""
-    registries = (catalog.METHODS, catalog._REGISTERED, LOADERS, plugins.LOADED)
-    before = [dict(entries) for entries in registries]
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delenv(plugins.VARIABLE, raising=False)
-
-    def unload():
-        for entries, original in zip(registries, before, strict=True):
-            entries.clear()
-            entries.update(original)
-        plugins.load_defaults.cache_clear()
-
-    unload()
-    yield unload
-    unload()
-
-
-@pytest.fixture
-def plugin(tmp_path):
-    """A function that writes a plugin file."""
-
-    def write(text, name="own.py"):
-        (tmp_path / name).write_text(text)
-        return tmp_path / name
-
-    return write
 
 
 @pytest.fixture(scope="module")
@@ -260,30 +229,3 @@ def test_commands_that_continue_a_run_or_a_study_pass_on_its_plugins(plugin, tin
         run_rounds(tiny(), tmp_path, SerialComm(), [], Checkpoints(tmp_path / "out"), stop)
     script = Submission("s", tmp_path, tmp_path, 2, [0, 1])
     assert f"--plugin {own} study run" in script.array()
-
-
-def test_a_registered_dataset_is_stored_at_first_use(plugin, tmp_path):
-    own = plugin(DATASET)
-    assert "registered, stored at first use" in invoke("data", "list", "--plugin", own, "--data-dir", tmp_path)
-    config = RunConfig.of(dataset="mine")
-    assert [m.width for m in describe(config, tmp_path).modalities] == [5, 3]
-    assert not (tmp_path / "mine.h5").exists()
-    store = open_dataset(config, tmp_path)
-    assert (store.path, store.origin, len(store.fingerprint)) == (tmp_path / "mine.h5", "real", 64)
-    assert store.modality(1).shape == (64, 3)
-    made = store.path.stat().st_mtime_ns
-    assert open_dataset(config, tmp_path).path.stat().st_mtime_ns == made
-    plugins.load(plugin(DATASET.replace("64", "80"), "other.py"))
-    with pytest.raises(UserError, match=r"mine.h5 differs in shape from the registered dataset mine; delete it"):
-        describe(config, tmp_path)
-    with pytest.raises(UserError, match=r"unknown dataset 'mien' \(did you mean 'mine'\?\)"):
-        describe(RunConfig.of(dataset="mien"), tmp_path / "empty")
-
-
-def test_a_store_created_by_an_earlier_version_of_its_plugin_gives_a_warning(plugin, tmp_path, unload_plugins):
-    plugins.load(plugin(DATASET))
-    open_dataset(RunConfig.of(dataset="mine"), tmp_path)
-    unload_plugins()
-    plugins.load(plugin(DATASET + "# changed"))
-    with pytest.warns(UserWarning, match="mine.h5 was created by an earlier version of the file that registers mine"):
-        open_dataset(RunConfig.of(dataset="mine"), tmp_path)

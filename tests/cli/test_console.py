@@ -8,12 +8,6 @@ import pytest
 
 from mfedpba_mpi import load_run
 from mfedpba_mpi.cli.console import console, count
-from mfedpba_mpi.comm.serial import SerialComm
-from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.engine.progress import Screen
-from mfedpba_mpi.records.run_log import RunLog
-from mfedpba_mpi.report import run_figures
-from mfedpba_mpi.report.pages import run_page
 
 
 @pytest.mark.parametrize(
@@ -31,17 +25,6 @@ def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, columns, width):
 def test_a_number_agrees_with_its_noun():
     assert [count(n, "run") for n in range(3)] == ["no runs", "1 run", "2 runs"]
     assert [count(n, "modality", "modalities") for n in (1, 2)] == ["1 modality", "2 modalities"]
-
-
-def test_one_client_is_no_clients(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_figures, "draw_all", lambda run: [])
-    alone = {"clients": 1, "dims": (6,), "partition": "m1", "rounds": 1}
-    run_rounds(tiny(**alone), tmp_path, SerialComm(), [RunLog(tmp_path), Screen(tmp_path)])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "3 classes, 1 modality), partition m1, 1 client, fusion sum" in printed
-    run = load_run(tmp_path)
-    assert repr(run).endswith("complete after 1 of 1 round>")
-    assert run_page(run).subtitle == "partition m1, 1 client, fusion sum, seed 0; complete after 1 of 1 round"
 
 
 def test_a_reader_that_goes_away_does_not_end_a_run(tmp_path):

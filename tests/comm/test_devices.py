@@ -1,4 +1,4 @@
-"""The GPUs of a SLURM job: who takes which, and what is said when torch sees none."""
+"""Devices of ranks: the choice of a GPU, GPUs allocated by SLURM but invisible to torch, and ranks that differ."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_four_ranks_of_a_node_take_its_gpus_by_local_rank(requested, visible, de
 
 @pytest.fixture
 def build(monkeypatch):
-    """A function that makes torch a build for that CUDA which sees so many GPUs."""
+    """A function that makes torch look like a build for a version of CUDA that sees a number of GPUs."""
 
     def make(cuda, visible):
         monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -34,13 +34,13 @@ def build(monkeypatch):
     return make
 
 
-def test_gpus_given_to_a_torch_for_cpus_are_refused(build):
+def test_gpus_allocated_to_a_cpu_build_of_torch_are_refused(build):
     build(None, 0)
     with pytest.raises(UserError, match=r"allocated 4 GPUs on .* torch \d.* a CPU build, .* CUDA, or use --device cpu"):
         check_slurm_gpus(4)
 
 
-def test_gpus_hidden_from_a_torch_for_cuda_are_refused(build, monkeypatch):
+def test_gpus_hidden_from_a_cuda_build_of_torch_are_refused(build, monkeypatch):
     build("12.4", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(
@@ -50,7 +50,7 @@ def test_gpus_hidden_from_a_torch_for_cuda_are_refused(build, monkeypatch):
 
 
 @pytest.mark.parametrize(("given", "visible"), [(4, 4), (4, 1), (0, 0), (0, 2)])
-def test_gpus_that_are_seen_or_were_never_given_are_no_matter(build, given, visible):
+def test_visible_gpus_and_jobs_without_gpus_are_accepted(build, given, visible):
     build("12.4", visible)
     check_slurm_gpus(given)
 
@@ -59,7 +59,7 @@ TINY = ("--dataset", "synthetic", "--samples", 120, "--dims", "6,10,8", "--round
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="torch sees GPUs here")
-def test_a_run_leaves_no_gpu_idle_unless_told_to(command, monkeypatch):
+def test_a_run_leaves_no_gpu_idle_unless_device_is_cpu(command, monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     result = command(*TINY)
     assert result.returncode == 2
@@ -89,5 +89,25 @@ def test_auto_refuses_ranks_with_different_devices(kinds):
         check_devices(kinds, "auto")
 
 
-def test_different_gpus_that_were_asked_for_are_a_warning():
+def test_different_gpus_with_device_cuda_give_a_warning():
     assert "cuda: NVIDIA A100 on rank 0, cuda: NVIDIA H100 on rank 2" in check_devices([A100, A100, H100], "cuda")
+
+
+@pytest.mark.parametrize(
+    ("requested", "local_rank", "visible", "expected"),
+    [
+        ("auto", 0, 0, "cpu"),
+        ("cpu", 3, 4, "cpu"),
+        ("auto", 0, 4, "cuda:0"),
+        ("auto", 3, 4, "cuda:3"),
+        ("auto", 6, 4, "cuda:2"),  # several ranks on a GPU
+        ("cuda", 5, 1, "cuda:0"),  # the launcher shows each rank its own GPU
+    ],
+)
+def test_ranks_of_a_node_use_its_gpus_in_turn(requested, local_rank, visible, expected):
+    assert choose_device(requested, local_rank, visible) == expected
+
+
+def test_device_cuda_without_a_visible_gpu_is_an_error():
+    with pytest.raises(UserError, match="none is visible to this rank"):
+        choose_device("cuda", 0, 0)

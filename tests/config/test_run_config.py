@@ -4,22 +4,9 @@ import json
 
 import pytest
 
-from mfedpba_mpi.config.presets import PRESETS
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
-from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
+from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.errors import UserError
-
-
-def test_the_presets_are_those_of_the_papers_table():
-    config = make_config({"dataset": "caltech101"})
-    assert (config.rounds, config.feature_dim, config.lr, config.epochs, config.batch_size) == (400, 64, 0.01, 2, 12)
-    assert (config.params.lambda_1, config.params.lambda_2) == (0.01, 5.0)
-    assert (config.params.server_lr, config.params.server_epochs) == (0.01, 10)
-    assert set(PRESETS) == {*CATALOG, "synthetic"}
-
-
-def test_a_variant_of_a_dataset_follows_its_preset():
-    assert make_config({"dataset": "reuters_1200"}).feature_dim == PRESETS["reuters"]["feature_dim"]
 
 
 def test_command_line_wins_over_file_and_file_over_preset():

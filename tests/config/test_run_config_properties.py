@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import math
 import typing
 
 import click
@@ -101,50 +100,6 @@ ANY_SETTINGS = st.dictionaries(NAMES, WILD, max_size=3)
 )
 def test_any_settings_make_a_configuration_or_an_error_of_one_line(start, more, file, flags):
     assert isinstance(outcome(make_config, {**start, **more}, file, flags), RunConfig | str)
-
-
-def fits(cls: type, name: str, value) -> bool:
-    """Whether `value` is of the type and in the range that `cls.name` declares."""
-    spec, (kind, optional) = fields_of(cls)[name].metadata, kind_of(cls, name)
-    if value is None:
-        return optional
-    items = value if typing.get_origin(kind) is tuple else (value,)
-    kind = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    low = spec["low"] if spec["low"] is not None else -math.inf
-    above = spec["above"] if spec["above"] is not None else -math.inf
-    high = spec["high"] if spec["high"] is not None else math.inf
-    return all(
-        type(item) is kind
-        and (item in spec["choices"] or not spec["choices"])
-        and (kind not in (int, float) or (-math.inf < item < math.inf and above < item and low <= item <= high))
-        and (kind is not int or item < 2**63)
-        and (kind is not str or item.isprintable())
-        for item in items
-    )
-
-
-@examples(150)
-@given(WILD)
-def test_a_setting_is_of_its_type_and_in_its_range_or_named(value):
-    for name in SETTINGS:
-        found = outcome(make_config, {"dataset": "synthetic", name: value})
-        if isinstance(found, str):
-            assert name.replace("_", "-") in found
-        else:
-            assert fits(RunConfig, name, getattr(found, name))
-            assert not isinstance(value, dict)
-
-
-@examples(150)
-@given(WILD)
-def test_a_parameter_is_of_its_type_and_in_its_range_or_named(value):
-    for method, name in PARAMETERS:
-        found = outcome(make_config, {"dataset": "youtube", "method": method, method: {name: value}})
-        if isinstance(found, str):
-            assert found.startswith(f"{method}.{name}: ")
-        else:
-            assert fits(METHODS[method], name, getattr(found.params, name))
-            assert not isinstance(value, dict)
 
 
 @examples(100)

@@ -10,10 +10,9 @@ import pytest
 
 from mfedpba_mpi.data.catalog import CATALOG, base_of
 from mfedpba_mpi.data.importing import digest, encode_labels, import_dataset, match_views
-from mfedpba_mpi.data.readers.source import Source, draw_evenly
+from mfedpba_mpi.data.readers.source import Source
 from mfedpba_mpi.data.store import FeatureStore
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.rng import generator
 
 HERE = Path("source")
 
@@ -199,13 +198,6 @@ def test_variants_are_recognised_by_their_names() -> None:
     for name, base in {"reuters_1200": "reuters", "nus-wide-8": "nus-wide", "mfeat": "mfeat"}.items():
         assert base_of(name) == CATALOG[base]
     assert base_of("mfeatures") is None
-
-
-def test_draw_evenly_takes_all_of_small_classes_and_spreads_the_rest() -> None:
-    labels = np.repeat([5, 6, 7], [2, 30, 30])
-    rows = draw_evenly(labels, 21, generator(0, "draw"))
-    assert np.bincount(labels[rows])[5:].tolist() == [2, 10, 9]
-    assert rows.tolist() == sorted(set(rows.tolist()))
 
 
 def test_the_real_mfeat_matches_the_catalog(shared_data: Path, tmp_path: Path) -> None:

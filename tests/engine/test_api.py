@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from typing import ClassVar
 
 import pytest
 import torch
@@ -151,28 +150,6 @@ simulate(RunConfig.of(**{SETTINGS!r}, clients=3), "out", "data", quiet=True, obs
     assert done.returncode != 0
     assert "ZeroDivisionError: division by zero" in done.stderr
     assert load_run(tmp_path / "out").status == "failed"
-
-
-def test_a_run_that_an_observer_has_ended_is_resumed_to_the_same_bits(config, tmp_path):
-    class Enough(Observer):
-        told: ClassVar[list[str]] = []
-
-        def start(self, start):
-            self.told.append(f"start after {start.finished}")
-
-        def round(self, result):
-            self.told.append(f"round {result.t}")
-            return "enough" if result.t == 1 else None
-
-        def end(self, end):
-            self.told.append("end")
-
-    ended = simulate(config, tmp_path / "out", tmp_path / "data", quiet=True, observers=[Enough()])
-    assert (ended.status, ended.attributes["reason"]) == ("interrupted", "ended after round 1 by Enough: enough")
-    resumed = simulate(config, tmp_path / "out", resume=True, quiet=True, observers=[Enough()])
-    whole = simulate(config, tmp_path / "whole", tmp_path / "data", quiet=True)
-    assert resumed.final["client_sha256"] == whole.final["client_sha256"]
-    assert Enough.told == ["start after 0", "round 1", "start after 1", "round 2", "end"]
 
 
 def test_warnings_go_to_the_logger_also_when_quiet(config, tmp_path, caplog, monkeypatch):

@@ -1,4 +1,4 @@
-"""Who owns what in a run: a partition that is given, before and after an interruption, and where its shards are."""
+"""Set-up of a run: partitions given by the user, before and after an interruption, and the place of the shards."""
 
 import shutil
 
@@ -149,16 +149,6 @@ def test_a_data_directory_that_cannot_be_written_is_left_alone(tiny, tmp_path, m
     named = prepare(tiny(), tmp_path / "data", comm(), tmp_path / "out", str(tmp_path / "mine"))
     assert named[3].parent == tmp_path / "mine" / "shards"
     assert named[1].digest == partition.digest
-
-
-def test_a_run_says_where_its_shards_are_only_if_not_beside_the_data(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "300")
-    simulate(RunConfig.of(**SETTINGS), tmp_path / "one", tmp_path / "data")
-    assert "shards are in" not in capsys.readouterr().out
-    monkeypatch.setenv("MFEDPBA_SCRATCH", str(tmp_path / "scratch"))
-    simulate(RunConfig.of(**SETTINGS, seed=1), tmp_path / "two", tmp_path / "data")
-    said = capsys.readouterr().out.replace("\n", "")
-    assert f"shards are in {tmp_path}/scratch" in said
 
 
 def test_a_partition_names_the_owner_of_every_sample(run):

@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.comm.placement import place
-from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.catalog import Modality
-from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
-from mfedpba_mpi.planning.disk import disk_of
-from mfedpba_mpi.planning.display import report
 from mfedpba_mpi.planning.plan import Machine, expected_problem, make_plan, rank_bytes, round_seconds
-from mfedpba_mpi.records.checkpoint import Checkpoints
-from mfedpba_mpi.records.run_log import RunLog
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):
@@ -112,38 +106,6 @@ def test_min_class_samples_above_the_calibration_s_rows_is_no_error(tiny, tmp_pa
 def test_planning_writes_nothing(tiny, tmp_path):
     make_plan(tiny(), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("changes", [{}, {"fusion": "concat", "method": "local"}, {"clients": 12, "rounds": 8}])
-def test_disk_is_close_to_that_of_a_run(tiny, tmp_path, changes):
-    """Checkpoints within 10 %; logs within 30 %, as methods log different numbers; small shards are mostly headers."""
-    config, run = tiny(samples=1200, **changes), tmp_path / "run"
-    run.mkdir()
-    run_rounds(config, tmp_path, SerialComm(), [RunLog(run)], Checkpoints(run))
-    disk = disk_of(expected_problem(config, tmp_path))
-    checkpoint = sum(path.stat().st_size for path in run.glob("checkpoints/*/*"))
-    assert disk.checkpoint == pytest.approx(checkpoint, rel=0.1)
-    assert disk.log == pytest.approx((run / "run.h5").stat().st_size, rel=0.3)
-    (shards,) = (tmp_path / "shards").iterdir()
-    assert disk.shards < shards.stat().st_size < disk.shards + 200e3
-
-
-def test_the_report_separates_measured_from_extrapolated(tiny, tmp_path):
-    lines = [str(line) for line in report(make_plan(tiny(clients=12), tmp_path, ranks=5, nodes=2, cores=4))]
-    for words in (
-        "disk: log ",
-        "s a round",
-        "(exact)",
-        "measured on this machine",
-        "8 of 12 clients",
-        "extrapolated",
-        "Gbit/s",
-    ):
-        assert any(words in line for line in lines), words
-    lines = [str(line) for line in report(make_plan(tiny(), tmp_path, ranks=6, gpus=2))]
-    assert any("local rank 1 uses cuda:1, local rank 2 uses cuda:0" in line for line in lines)
-    assert any("2 ranks are idle: 4 ranks are enough" in line for line in lines)
-    assert not any(line.startswith("time:") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checkpoints: a run that goes on from one has the bits of a run that never stopped; damage is found, and survived."""
+"""Checkpoints: a resumed run equals an uninterrupted one bit for bit, and damaged checkpoints are detected."""
 
 import errno
 import json
@@ -13,24 +13,12 @@ import torch
 from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.engine.signals import SIGNALS, Stop
 from mfedpba_mpi.errors import Ended, UserError
 from mfedpba_mpi.methods.base import Client
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.records import checkpoint
 from mfedpba_mpi.records.checkpoint import Checkpoints, Saved
 from mfedpba_mpi.records.run_log import RunLog
-
-
-@pytest.fixture
-def stop():
-    """One that listens to this process's signals for the length of a test."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    stop = Stop()
-    stop.listen()
-    yield stop
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -96,21 +84,6 @@ def test_a_run_stopped_in_its_first_round_starts_over(tiny, finished, interrupte
     directory = interrupted(tiny(), stop, 1)
     assert not (directory / "checkpoints").exists()
     assert_same(finished(), go_on(tiny(), tmp_path, directory))
-
-
-def test_a_second_sigint_ends_at_once(stop):
-    signal.raise_signal(signal.SIGINT)
-    assert stop.signal == "SIGINT"
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_a_signal_while_nothing_may_be_left_waits_for_the_next_chance(stop):
-    from mfedpba_mpi.engine.signals import Interrupted
-
-    signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(Interrupted), stop.interruptible():
-        pytest.fail("nothing is begun any more")
 
 
 @pytest.fixture
