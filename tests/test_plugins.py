@@ -124,7 +124,7 @@ def test_a_study_of_an_own_method_is_read_without_its_plugin(made_with_a_plugin,
     assert ",headavg," in (tmp_path / "numbers/rounds.csv").read_text()
     assert 'headavg = "HeadAvg"' in invoke("study", "show", study)
     assert "headavg" not in catalog.METHODS
-    with pytest.raises(UserError, match="unknown method 'headavg'"):
+    with pytest.raises(UserError, match="no method 'headavg'"):
         invoke("study", "run", study)
 
 

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records.run import Run
 from mfedpba_mpi.report import save
 from mfedpba_mpi.report.study_figures import client_cells, figures_from
 from mfedpba_mpi.studies.formats import as_markdown, raw
-from mfedpba_mpi.studies.study import SEED, Place, Study, find_study, put
+from mfedpba_mpi.studies.study import SEED, Place, Study, find_study
 from mfedpba_mpi.studies.tables import MEASURES, Results, ended, lay_out, subtracted
 
 HERE = Path(__file__).parent
@@ -85,7 +86,7 @@ class Record:
     def results(self, measure: str, against: str) -> Results:
         """The table of a measure, if need be as differences to a column."""
         found = [
-            (place, _number(row, measure), f" ({row['remark']})" if row["remark"] else "")
+            (place, _number(row, measure), row["remark"])
             for place, row in self.runs
             if row[measure] or row["status"] != "complete"
         ]
@@ -113,7 +114,7 @@ def _merge(study: Study, file: Path, text: str) -> Lines:
     known = [(place, lines[key]) for place in study.places() if (key := tuple(place.labels.values())) in lines]
     header = max((each.splitlines()[0] for each in texts), key=len, default="")  # of as many rounds as any has
     if text and known:
-        put(file, "\n".join([header, *(line for _, line in known)]) + "\n")
+        write_text(file, "\n".join([header, *(line for _, line in known)]) + "\n")
     return [(place, next(csv.DictReader([header, line]))) for place, line in known]
 
 
@@ -162,7 +163,7 @@ def main(runs: Path) -> None:
         return f"{first}{inner}{last}"
 
     for page in (PAGE, HERE / "clients.md"):
-        put(page, BLOCK.sub(block, page.read_text(encoding="utf-8")))
+        write_text(page, BLOCK.sub(block, page.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

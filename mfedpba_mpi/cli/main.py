@@ -226,7 +226,7 @@ def check(directory: Path, device: str) -> None:
 
 
 for parameter in ablate.params:  # what it sets itself
-    if isinstance(parameter, click.Option) and parameter.name in ("method", "flag__without", "flag__equal_average"):
+    if isinstance(parameter, click.Option) and parameter.name in ("method", "without", "equal_average"):
         parameter.hidden = True
 
 for command in (data, study, watch, report, export, clean):
@@ -235,7 +235,7 @@ for command in (data, study, watch, report, export, clean):
 
 @cli.command("methods", short_help="List the methods and their parameters.")
 def list_methods() -> None:
-    """List the methods with a sentence each, their parameters and defaults (`--set METHOD.NAME=VALUE`, or TOML)."""
+    """List the methods with a sentence each, their parameters and defaults (`--set METHOD.NAME=VALUE`)."""
     from mfedpba_mpi.cli.console import console, table
 
     plugins.load_defaults()

@@ -9,13 +9,13 @@ from typing import Any, get_origin
 import click
 
 from mfedpba_mpi.cli.paths import PathType, check_data_dir, data_dir_option
-from mfedpba_mpi.config.fields import check, fields_of, flag_of, kind_of, shown, unknown
+from mfedpba_mpi.config.assignments import parse_assignment
+from mfedpba_mpi.config.fields import check, fields_of, flag_of, kind_of
 from mfedpba_mpi.config.presets import default_of
 from mfedpba_mpi.config.run_config import RunConfig, make_config, read_toml
 from mfedpba_mpi.engine.launch import FaultTolerance
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import METHODS, MFedPBA
-from mfedpba_mpi.plugins import load_defaults
+from mfedpba_mpi.methods.params import MFedPBA
 
 Function = Callable[..., Any]
 
@@ -42,16 +42,16 @@ class RunCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _settings(cls: type, flags: bool = False) -> Callable[[Function], Function]:
-    """One option for every setting that `cls` declares; a method's own ones arrive as ``flag__<name>``."""
+def _settings(cls: type) -> Callable[[Function], Function]:
+    """Add an option for every setting that `cls` declares; a method's parameters arrive by their bare names."""
 
     def decorate(function: Function) -> Function:
         for name, field in reversed(fields_of(cls).items()):
             if field.metadata["group"] is None:
                 continue
             function = click.option(
-                flag_of(name), f"flag__{name}" if flags else name,
-                cls=Setting, heading=cls.__name__ if flags else field.metadata["group"],
+                flag_of(name), name,
+                cls=Setting, heading=field.metadata["group"] or cls.__name__,
                 help=field.metadata["help"] + _default_words(name, field.default),
                 **_click_arguments(cls, name),
             )(function)  # fmt: skip
@@ -80,11 +80,12 @@ def run_settings(function: Function) -> Function:
     for decorate in reversed(
         (
             _settings(RunConfig),
-            _settings(MFedPBA, flags=True),
+            _settings(MFedPBA),
             click.option(
-                "--set", "assignments", multiple=True, metavar="METHOD.NAME=VALUE", cls=Setting,
-                heading="Other methods",
-                help="a parameter of any method, e.g. fedtgp.margin=50; `mfedpba-mpi methods` lists them",
+                "--set", "assignments", multiple=True, metavar="NAME=VALUE", cls=Setting,
+                heading="Any setting",
+                help="a setting by its name in TOML, e.g. rounds=50 or fedtgp.margin=50; `mfedpba-mpi methods` lists "
+                "the methods' parameters",
             ),
             click.option(
                 "--config", "config_file", type=PathType, metavar="FILE.toml",
@@ -99,20 +100,16 @@ def run_settings(function: Function) -> Function:
 
 def read_settings(config_file: Path | None, data_dir: Path, assignments: tuple[str, ...], **options: Any) -> RunConfig:
     """The configuration that the options of `run_settings` describe, fitted to its dataset."""
-    load_defaults()
-    given: dict[str, Any] = {}
-    flags: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is not None and value != ():
-            target, key = (flags, name.removeprefix("flag__")) if name.startswith("flag__") else (given, name)
-            target[key] = ",".join(value) if isinstance(value, tuple) else value
-    for method, name, value in map(parse_assignment, assignments):
-        given.setdefault(method, {})[name] = value
+    given = {
+        name: ",".join(value) if isinstance(value, tuple) else value
+        for name, value in options.items()
+        if value is not None and value != ()
+    }
+    file = read_toml(config_file) if config_file else None
     try:
-        config = make_config(given, read_toml(config_file) if config_file else None, flags)
+        config = make_config(given, file, list(map(parse_assignment, assignments)))
     except UserError as error:
-        where = f" (with the settings in {config_file})" if config_file and str(config_file) not in str(error) else ""
-        raise UserError(f"{error}{where}") from None
+        raise UserError(f"{error} (with the settings in {config_file})" if config_file else str(error)) from None
 
     from mfedpba_mpi.data.sources import resolve
 
@@ -129,14 +126,3 @@ def read_fault_tolerance(options: dict[str, Any]) -> FaultTolerance:
     return FaultTolerance(
         **{name: check(FaultTolerance, name, value) for name, value in given.items() if value is not None}
     )
-
-
-def parse_assignment(text: str) -> tuple[str, str, str]:
-    """(method, name, value) of ``METHOD.NAME=VALUE``."""
-    target, equals, value = text.partition("=")
-    method, dot, name = target.partition(".")
-    if not (equals and dot and name):
-        raise UserError(f"set: {shown(text)} is not of the form METHOD.NAME=VALUE, for example fedtgp.margin=50")
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    return method, name.replace("-", "_"), value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -13,9 +12,11 @@ import click
 
 from mfedpba_mpi.cli.paths import PathType, check_data_dir, data_dir_option
 from mfedpba_mpi.comm.launcher import launcher_rank_and_size
+from mfedpba_mpi.config.assignments import combine, parse_assignment
 from mfedpba_mpi.engine.signals import EXIT_INTERRUPTED
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, WAITING, Ended, UserError
 from mfedpba_mpi.files import write_text
+from mfedpba_mpi.plugins import load_defaults
 from mfedpba_mpi.studies.study import FILE, RANKS, PlannedRun, Study, find_study, read_study, shipped_studies
 
 Function = Callable[..., Any]
@@ -78,30 +79,15 @@ def _selected(
 ) -> tuple[Study, Study, Path, list[PlannedRun]]:
     """The study that the options describe, the directory's, of which it may be a part, the directory, and its runs."""
     check_data_dir(data_dir)
+    load_defaults()  # names of settings depend on the methods there are
     found = find_study(source)
     if quick:
         found = found.shortened()
-    changes = dict(map(_assignment, assignments)) | ({} if ranks is None else {RANKS: ranks})
-    found = found.changed(changes)
+    changes = [*map(parse_assignment, assignments), *([] if ranks is None else [(RANKS, ranks)])]
+    found = found.changed(combine(changes))
     directory = out or (Path(source) if Path(source, FILE).is_file() else Path("runs") / found.name)
     runs = found.plan(data_dir)
     return found, _study_of(found, directory), directory, runs
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    """(name, value) of ``NAME=VALUE``, a list where there are commas; values as in TOML, or plain words."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UserError(f"set: {text!r} is not of the form NAME=VALUE, for example rounds=50 or seed=0,1")
-    values = [_value(part.strip()) for part in value.split(",")]
-    return name.strip(), values if len(values) > 1 else values[0]
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _study_of(found: Study, directory: Path) -> Study:
@@ -260,7 +246,9 @@ def submit(
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
     _, whole, directory, _ = _selected(data_dir=data_dir, **options)
     cut = options["assignments"]
-    runs = whole.changed(dict(map(_assignment, cut))).plan(data_dir)  # as the elements will find them in the directory
+    runs = whole.changed(combine(map(parse_assignment, cut))).plan(
+        data_dir
+    )  # as the elements will find them in the directory
     jobs = 1 if whole.alone else min(jobs, per_element)
     remarks = [CORES]
     if given["mem"] is None:

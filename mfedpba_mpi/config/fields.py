@@ -122,9 +122,7 @@ def toml_key(name: str) -> str:
 def _convert(kind: Any, value: Any) -> Any:
     """`value` as `kind`, from a TOML value or a command-line string; ValueError or TypeError where it is not one."""
     if typing.get_origin(kind) is tuple:
-        if not isinstance(value, str | list | tuple):
-            raise TypeError
-        items = value.split(",") if isinstance(value, str) else value
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         element = typing.get_args(kind)[0]
         return tuple(_convert(element, item.strip() if isinstance(item, str) else item) for item in items if item != "")
     if kind is bool:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfedpba_mpi.config.fields import check, fields_of, nearest, option, shown, toml
+from mfedpba_mpi.config.assignments import combine, full_name
+from mfedpba_mpi.config.fields import check, fields_of, option, shown, toml
 from mfedpba_mpi.config.presets import preset_of
 from mfedpba_mpi.data.catalog import CATALOG, Dataset
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import METHODS, make_params, owners
+from mfedpba_mpi.methods.params import METHODS, make_params
 from mfedpba_mpi.models.architecture import FAMILIES
 from mfedpba_mpi.plugins import load_defaults
 
@@ -105,14 +106,12 @@ class RunConfig:
 
     @classmethod
     def of(cls, **settings: Any) -> RunConfig:
-        """The configuration that the command makes of these settings: what is not given is the dataset's preset.
+        """The configuration that the command line makes of these settings: the others come from the dataset's preset.
 
-        The run's method may be given its parameters by their names, ``RunConfig.of(dataset="mfeat", tau=1.0)``, or all
-        of them in a dictionary under its own, ``mfedpba={"tau": 1.0}``.
+        The method's parameters may be given by name, ``RunConfig.of(dataset="mfeat", tau=1.0)``, or in a dictionary
+        under the method's name, ``mfedpba={"tau": 1.0}``.
         """
-        load_defaults()
-        flags = {name: value for name, value in settings.items() if name not in setting_names() and owners(name)}
-        return make_config({name: value for name, value in settings.items() if name not in flags}, flags=flags)
+        return make_config(settings)
 
     def to_json(self) -> str:
         """The whole configuration as JSON, with the method's parameters under its name."""
@@ -191,34 +190,36 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def make_config(
-    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, flags: Mapping[str, Any] | None = None
+    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, assignments: Sequence[tuple[str, Any]] = ()
 ) -> RunConfig:
-    """Merge what the user gave, the file and the preset; every value is checked, every unknown key refused.
+    """The configuration of the user's settings, the file and the preset; unknown names and bad values are UserErrors.
 
     Parameters
     ----------
-    given : settings by name; a method's parameters under the method's name, e.g. ``{"mfedpba": {"lambda_1": 0.1}}``.
-    file : the same, from a TOML file; `given` wins over it.
-    flags : parameters of whatever method the run has, by their name alone.
+    given : settings by their full or bare names (see `config.assignments`), or a method's parameters in a dictionary
+        under its name, ``{"mfedpba": {"lambda_1": 0.1}}``.
+    file : the same, from a TOML file; `given` takes precedence.
+    assignments : more of `given`, from ``--set``; the same setting with different values is an error.
     """
     load_defaults()
-    known = setting_names()
     file = file or {}
-    for name, value in (*file.items(), *given.items()):
-        if name not in known and name not in METHODS:
-            own = " or ".join(f"{method}.{name}" for method in owners(name))
-            hint = f" (did you mean {own}?)" if own else nearest(name, [*known, *METHODS])
-            raise UserError(f"unknown setting {shown(name)}{hint}; `mfedpba-mpi run --help` lists them")
-        if name in METHODS and not isinstance(value, Mapping):
-            raise UserError(f"unknown setting '{name}'; a method's parameters are a table, [{name}]")
-    tables = {name: {**file.get(name, {}), **given.get(name, {})} for name in METHODS}
-    settings = {name: value for name, value in {**file, **given}.items() if name not in METHODS}
+    method = check(RunConfig, "method", {**file, **given, **dict(assignments)}.get("method", RunConfig.method))
+    values = _by_full_name(file.items(), method) | _by_full_name([*given.items(), *assignments], method)
+    others = [name for name in values if "." in name and not name.startswith(f"{method}.")]
+    if others:
+        other = others[0].partition(".")[0]
+        raise UserError(
+            f"{', '.join(others)}: belongs to method {other}, but this run's method is {method}; drop it, or use "
+            f"--method {other}"
+        )
+    settings = {name: value for name, value in values.items() if "." not in name}
+    own = {name.removeprefix(f"{method}."): value for name, value in values.items() if "." in name}
     if not settings.get("dataset"):
         raise UserError(f"which dataset? --dataset {'|'.join(CATALOG)}|synthetic|FILE.h5")
     preset = preset_of(str(settings["dataset"]))
-    merged = {name: value for name, value in preset.items() if name in known} | settings
+    merged = {name: value for name, value in preset.items() if name in setting_names()} | settings
     config = RunConfig(**{name: check(RunConfig, name, value) for name, value in merged.items()})
-    config = dataclasses.replace(config, params=make_params(config.method, tables, preset, flags or {}))
+    config = dataclasses.replace(config, params=make_params(method, own, preset))
     shape = [name for name in ("samples", "classes", "dims") if settings.get(name) is not None]
     if shape and config.dataset != "synthetic":
         raise UserError(f"--{shape[0]} goes with --dataset synthetic only; {config.dataset} has a shape of its own")
@@ -230,6 +231,19 @@ def make_config(
         )
     config.params.check(config)
     return config
+
+
+def _by_full_name(settings: Iterable[tuple[str, Any]], method: str) -> dict[str, Any]:
+    """The settings by their full names; a method's table is taken apart."""
+    flattened: list[tuple[str, Any]] = []
+    for name, value in settings:
+        if name not in METHODS:
+            flattened.append((name, value))
+        elif isinstance(value, Mapping):
+            flattened += [(f"{name}.{parameter}", item) for parameter, item in value.items()]
+        else:
+            raise UserError(f"unknown setting '{name}'; a method's parameters are a table, [{name}]")
+    return combine(flattened, lambda name: full_name(name, setting_names(), [method]))
 
 
 def fit_to_data(config: RunConfig, info: Dataset) -> RunConfig:

@@ -46,6 +46,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mfedpba_mpi.config.assignments import combine, format_assignment, full_name, plain_text
 from mfedpba_mpi.config.fields import (
     check,
     fields_of,
@@ -53,16 +54,14 @@ from mfedpba_mpi.config.fields import (
     flat,
     kind_of,
     nearest,
-    nested,
     option,
     shown,
     toml,
     toml_key,
-    unknown,
 )
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml, setting_names
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import METHODS, owners
+from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.methods.params import SHIPPED as SHIPPED_METHODS
 from mfedpba_mpi.plugins import load_defaults
 
@@ -130,12 +129,12 @@ class PlannedRun(Place):
         words = []
         for name, value in self.given.items():
             if "." in name:
-                words += ["--set", f"{name}={_text(value)}"]
+                words += ["--set", format_assignment(name, value)]
             elif kind_of(RunConfig, name)[0] is bool:
                 on, _, off = flag_of(name).partition("/")
                 words += [on] if value else [off] if off else []
             else:
-                words += [flag_of(name), _text(value)]
+                words += [flag_of(name), plain_text(value)]
         return words
 
 
@@ -151,10 +150,46 @@ class Study:
     alone: bool = False  # times are measured: one run after the other
     quick: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def methods(self) -> list[str]:
+        """The methods of its runs, by name."""
+        values = [self.settings, *(choice.settings for choices in self.axes.values() for choice in choices)]
+        named = [str(method) for v in values if _METHOD in v for method in _listed(v[_METHOD])]
+        return list(dict.fromkeys(named)) or [RunConfig.method]
+
+    def full_name(self, name: str) -> str:
+        """The full name of a setting (see `config.assignments`); `name` itself if it has none here."""
+        try:
+            return full_name(name, _setting_names(), self.methods)
+        except UserError:
+            return name
+
+    def with_full_names(self) -> Study:
+        """The study with settings, axes and what the quick form changes under their full names."""
+        axes = {
+            axis: [replace(choice, settings=combine(choice.settings.items(), self.full_name)) for choice in choices]
+            for axis, choices in self.axes.items()
+        }
+        return replace(
+            self,
+            settings=combine(self.settings.items(), self.full_name),
+            axes=combine(axes.items(), self.axis_name),
+            quick=combine(self.quick.items(), self.axis_name),
+        )
+
+    def axis_name(self, name: str) -> str:
+        """The name of an axis, as it is where its values have names, else the full name of its setting."""
+        named = name in self.axes and _is_named(name, self.axes[name])
+        return name if named else self.full_name(name)
+
     def changed(self, changes: Mapping[str, Any]) -> Study:
         """The study with an axis cut to, or replaced by, other values, and with other settings."""
         settings, axes = dict(self.settings), dict(self.axes)
-        for name, value in changes.items():
+        if _METHOD in changes:  # whose parameters may be among the changes
+            new = replace(self, settings={_METHOD: changes[_METHOD]}, axes={})
+        else:
+            new = self
+        for name, value in combine(changes.items(), lambda n: n if n in axes else new.full_name(n)).items():
             if name not in axes:
                 settings[name] = value
             elif _is_named(name, axes[name]):
@@ -188,7 +223,7 @@ class Study:
         load_defaults()
         try:
             for name in self._names():
-                _check_name(name)
+                full_name(name, _setting_names(), self.methods)
         except UserError as error:
             raise UserError(f"study {self.name}: {error}") from None
         runs: dict[Path, PlannedRun] = {}
@@ -216,12 +251,12 @@ class Study:
         from mfedpba_mpi.data.sources import describe
 
         crossed = {name: value for choice in chosen.values() for name, value in choice.settings.items()}
-        method = str(crossed.get("method", self.settings.get("method", "mfedpba")))
+        method = str(crossed.get(_METHOD, self.settings.get(_METHOD, RunConfig.method)))
         # what is fixed for a method goes to its runs only
         fixed = {n: v for n, v in self.settings.items() if "." not in n or n.startswith(f"{method}.")}
-        given = fixed | crossed
+        given = combine((fixed | crossed).items(), self.full_name)
         ranks = check(Ranks, RANKS, given.pop(RANKS, 1))
-        config = make_config(nested(given))
+        config = make_config(given)
         info = describe(config, data_dir)
         config = fit_to_data(config, info)
         place = _place(chosen)
@@ -298,6 +333,7 @@ def _study(document: Mapping[str, Any], stem: str) -> Study:
         study = Study(stem, stem, settings, {name: _choices(name, values) for name, values in cross.items()})
     if not study.axes:
         raise UserError("nothing to cross; a study needs a part [cross] with at least one list, e.g. seed = [0, 1, 2]")
+    study = study.with_full_names()
     axes = dict(study.axes)
     if _METHOD in axes:  # a method that is not registered has its name as its label so far
         axes[_METHOD] = [replace(choice, label=str(labels.get(choice.label, choice.label))) for choice in axes[_METHOD]]
@@ -310,9 +346,9 @@ def _study(document: Mapping[str, Any], stem: str) -> Study:
         name=_slug_of(name),
         title=str(document.get("title", study.title)),
         alone=document.get("alone", study.alone) is True,
-        layout=_layout(asdict(study.layout) | table, list(study.axes)),
+        layout=_layout(asdict(study.layout) | table, study),
         quick=quick or study.quick,
-    )
+    ).with_full_names()
 
 
 def _base(source: Any, cross: Mapping[str, Any]) -> Study:
@@ -321,7 +357,7 @@ def _base(source: Any, cross: Mapping[str, Any]) -> Study:
         raise UserError(f"base: expected the name of a study or a file, got {shown(source)}")
     base = find_study(source)
     for name in cross:
-        if name not in base.axes:
+        if name not in base.axes and base.full_name(name) not in base.axes:
             raise UserError(f"cross: {base.name} has no list {shown(name)}{nearest(name, base.axes)} to cut or replace")
     return base
 
@@ -333,28 +369,20 @@ def _table(document: Mapping[str, Any], part: str) -> dict[str, Any]:
     return flat(values)
 
 
-def _check_name(name: str) -> None:
-    """Refuse what is no setting of a run, nor of a method."""
-    method, dot, parameter = name.partition(".")
-    if dot and method not in METHODS:
-        raise unknown("method", method, METHODS)
-    if dot:
-        wanted, known, owner = parameter, list(fields_of(METHODS[method])), f"method {method}"
-    else:
-        wanted, known, owner = name, [*setting_names(), RANKS], "a run"
-    if wanted not in known:
-        full = [f"{other}.{name}" for other in owners(name)]
-        hint = f" (did you mean {' or '.join(full)}?)" if full else nearest(wanted, known)
-        raise UserError(f"unknown setting {shown(name)}{hint}; {owner} has: {', '.join(known)}")
+def _setting_names() -> list[str]:
+    return [*setting_names(), RANKS]
 
 
-def _layout(table: Mapping[str, Any], axes: Sequence[str]) -> Layout:
+def _layout(table: Mapping[str, Any], study: Study) -> Layout:
     """The layout of the table, with what is not said filled in."""
     for name in table:
         if name not in fields_of(Layout):
             raise UserError(f"table: unknown {shown(name)}{nearest(name, fields_of(Layout))}")
     layout = Layout(**{name: check(Layout, name, value, "table.") for name, value in table.items()})
-    shown_axes = [axis for axis in axes if axis != SEED]
+    layout = replace(
+        layout, rows=tuple(study.axis_name(axis) for axis in layout.rows), columns=study.axis_name(layout.columns)
+    )
+    shown_axes = [axis for axis in study.axes if axis != SEED]
     for axis in (*layout.rows, *filter(None, [layout.columns])):
         if axis not in shown_axes:
             raise UserError(f"table: {shown(axis)} is not one of the lists to cross: {', '.join(shown_axes)}")
@@ -400,14 +428,9 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _text(value: Any) -> str:
-    """A value as it is written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def _label(axis: str, value: Any) -> str:
     """What a value of a list is called: a partition file by its stem."""
-    return Path(_text(value)).stem if axis == "partition" else _text(value)
+    return Path(plain_text(value)).stem if axis == "partition" else plain_text(value)
 
 
 def _slug_of(text: str) -> str:

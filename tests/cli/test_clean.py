@@ -47,7 +47,7 @@ def test_only_complete_runs_lose_their_checkpoints_and_no_run_its_log(runs):
     said = clean(runs)
     assert f"complete: {size}\n" in said
     assert "killed: 0 B (interrupted)\n" in said
-    assert "damaged: 0 B (its log is damaged)\n" in said
+    assert "damaged: 0 B (unreadable)\n" in said
     assert said.endswith(f"freed {size}; 1 run can no longer be extended\n")
     assert files(runs).keys() == before.keys() - spare
     assert not (runs / "complete/checkpoints").exists()

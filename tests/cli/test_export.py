@@ -239,7 +239,7 @@ def test_what_is_there_is_replaced_only_with_overwrite(made, tmp_path):
     (out / "rounds.csv").unlink()
     (out / "clients.csv").write_text("mine")
     before = files_in(out)
-    with pytest.raises(UserError, match=r"clients_rounds\.csv is there already; --overwrite replaces it"):
+    with pytest.raises(UserError, match=r"clients_rounds\.csv exists already; replace it with --overwrite"):
         call(run.path, "--csv", out, "--tensorboard", out)
     assert files_in(out) == before
     assert (out / "clients.csv").read_text() == "mine"

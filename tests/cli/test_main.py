@@ -44,7 +44,7 @@ def test_help_answers_without_loading_torch_or_mpi():
 def test_a_run_ends_with_a_table_and_a_log(command, tmp_path):
     result = command(*RUN)
     assert result.returncode == 0, result.stderr
-    for words in ("SYNTHETIC", "average accuracy (synthetic data)", "payload a round", "the paper's formula", "run.h5"):
+    for words in ("SYNTHETIC", "average accuracy (synthetic data)", "payload per round", "paper's formula", "run.h5"):
         assert words in result.stdout
     run = load_run(tmp_path / "runs" / "synthetic-m2-mfedpba-s0")
     assert run.status == "complete"
@@ -108,12 +108,19 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
             "fedtgp.margin: -1.0 is out of range",
         ),
         (("--dataset", "youtube", "--method", "fedpall", "--set", "fedpall.upload=all"), "one of samples, prototypes"),
-        (("--dataset", "youtube", "--set", "margin=5"), "METHOD.NAME=VALUE"),
+        (
+            ("--dataset", "youtube", "--set", "margin=5"),
+            "margin: belongs to method fedtgp, but this run's method is",
+        ),
+        (("--dataset", "youtube", "--set", "margin"), "'margin' is not of the form NAME=VALUE"),
+        (("--dataset", "youtube", "--set", "roundz=5"), "did you mean 'rounds'"),
+        (("--dataset", "youtube", "--rounds", "5", "--set", "rounds=6"), "rounds: given as '5' and as 6; give it once"),
+        (("--dataset", "youtube", "--tau", "1", "--set", "mfedpba.tau=2"), "mfedpba.tau: given as '1' and as 2; give"),
         (("--dataset", "youtube", "--set", "fedtg.margin=5"), "did you mean 'fedtgp'"),
         (("--dataset", "youtube", "--method", "fedproto", "--fusion", "concat"), "use sum or separate"),
         (("ablate", "--dataset", "youtube", "--method", "local"), "the method is local"),
         (("ablate", "--dataset", "youtube", "--without", "rec"), "drop --without"),
-        (("--dataset", "youtube", "--device", "cuda"), "sees no GPU"),
+        (("--dataset", "youtube", "--device", "cuda"), "cuda needs a GPU"),
         (("--dataset", "broken.h5"), "broken.h5"),
         (("--dataset", "foreign.h5"), "not of the format"),
     ],
@@ -183,7 +190,7 @@ def test_a_log_that_may_not_be_read_is_not_taken_for_a_damaged_one(made, tmp_pat
     shutil.copytree(made().path.parent, tmp_path / "mine")
     (tmp_path / "mine/checkpoints").mkdir(exist_ok=True)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match=r"run\.h5 is there, but you may not read it"):
+    with pytest.raises(UserError, match=r"run\.h5 cannot be read; check its permissions"):
         stored_run(tmp_path / "mine")
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mfedpba_mpi.config.assignments import parse_assignment
 from mfedpba_mpi.config.presets import PRESETS
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import CATALOG, Dataset, Modality
@@ -34,6 +35,48 @@ def test_a_method_is_given_its_parameters_by_their_names():
     assert by_name == RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9})
     with pytest.raises(UserError, match="margin: belongs to method fedtgp, but this run's method is mfedpba"):
         RunConfig.of(dataset="youtube", margin=1.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tau": 0.9, "batch_size": 6},
+        {"tau": "0.9", "batch-size": "6"},
+        {"mfedpba.tau": 0.9, "batch-size": 6},
+        {"mfedpba": {"tau": 0.9}, "tau": "0.9", "batch_size": 6},
+    ],
+)
+def test_full_and_bare_names_mean_the_same_on_the_command_line_in_a_file_and_in_python(given):
+    expected = RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9}, batch_size=6)
+    assert RunConfig.of(dataset="youtube", **given) == expected
+    assert make_config({"dataset": "youtube"}, given) == expected
+    assert make_config({"dataset": "youtube"}, {"tau": 0.1, "batch_size": 1}, list(given.items())) == expected
+
+
+def test_a_bare_name_is_a_parameter_of_the_run_s_method_whatever_others_have():
+    config = make_config({"dataset": "youtube"}, {"server_epochs": 3}, [("method", "fedtgp")])
+    assert (config.method, config.params.server_epochs) == ("fedtgp", 3)
+    config = RunConfig.of(dataset="youtube", method="fedmvp", alpha=3.0)  # a setting of the run comes first
+    assert (config.alpha, config.params.alpha) == (3.0, 0.01)
+
+
+@pytest.mark.parametrize("given", [{"tau": 1, "mfedpba": {"tau": 2}}, {"tau": 1, "mfedpba.tau": 2}])
+def test_a_setting_given_twice_with_different_values_is_refused(given):
+    with pytest.raises(UserError, match=r"mfedpba\.tau: given as 1 and as 2; give it once"):
+        RunConfig.of(dataset="youtube", **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("50", 50), ("0.5", 0.5), ("true", True), ("m1+", "m1+"), ("rec,con", ["rec", "con"]), ("0, 1", [0, 1]),
+        ('["rec", "con"]', ["rec", "con"]), ('["rec"], []', [["rec"], []]), ('"a, b"', "a, b"), ("", ""),
+        ("m2,1", ["m2", 1]),
+        ("{ a = 1 }", "{ a = 1 }"), ("1\nrounds = 2", "1\nrounds = 2"), ("9" * 5000, "9" * 5000),
+    ],
+)  # fmt: skip
+def test_values_of_set_are_as_in_toml_or_plain_words(text, value):
+    assert parse_assignment(f"name={text}") == ("name", value)
 
 
 def test_a_run_of_a_method_that_is_not_there_names_the_method():

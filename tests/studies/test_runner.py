@@ -16,7 +16,7 @@ from mfedpba_mpi import load_run
 from mfedpba_mpi.cli.main import cli
 from mfedpba_mpi.errors import COMPLETE, UserError
 from mfedpba_mpi.planning.calibration import process_bytes
-from mfedpba_mpi.records.status import OUTPUT, State
+from mfedpba_mpi.records.status import OUTPUT, RunState
 from mfedpba_mpi.studies.runner import Runner, refuse_other_data
 from mfedpba_mpi.studies.slurm import STAGING
 from mfedpba_mpi.studies.study import read_study
@@ -59,7 +59,7 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
     ]  # fmt: skip
     before = (directory / "local/s1/run.h5").stat().st_mtime_ns
     again = command("study", "run", "runs/small")
-    assert "4 complete already, 0 to do" in again.stdout
+    assert "4 already complete, 0 to do" in again.stdout
     assert (directory / "local/s1/run.h5").stat().st_mtime_ns == before
     assert command("study", "status", "runs/small").stdout.endswith("4 complete\n")
     assert command("study", "table", "runs/small", "--format", "latex").stdout.startswith("% needs")
@@ -112,10 +112,10 @@ def test_a_run_that_ends_badly_is_told_with_its_last_words_and_tried_again(study
     quick = ("study", "run", study, "--quick", "--set", "method=local")
     bad = command(*quick, "--set", "device=cuda")
     assert bad.returncode == 1
-    assert "failed local/s0: mfedpba-mpi: device: cuda was asked for, but this rank sees no GPU" in bad.stdout
+    assert "failed local/s0: mfedpba-mpi: device: cuda needs a GPU, but none is visible to this rank" in bad.stdout
     status = command("study", "status", "runs/small-quick")
     assert "1 failed" in status.stdout
-    assert "sees no GPU" in status.stdout
+    assert "cuda needs a GPU" in status.stdout
     (tmp_path / "runs/small-quick/study.toml").unlink()
     assert command(*quick).returncode == 0
 
@@ -141,7 +141,7 @@ def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tm
     # on with one of them, on two ranks, to the end it would have had
     again = command(*arguments, "--set", "method=local", "--ranks", "2")
     assert again.returncode == 0, again.stdout
-    assert f"goes on after round {stopped} of 400" in (logs[0] / OUTPUT).read_text()
+    assert f"resuming after round {stopped} of 400" in (logs[0] / OUTPUT).read_text()
     assert load_run(logs[0]).attributes["resumed"][0]["ranks"] == 2
 
 
@@ -319,8 +319,8 @@ def test_complete_runs_of_other_data_are_no_part_of_the_study(tmp_path):
     (tmp_path / "small.toml").write_text(STUDY)
     paths = [planned.path for planned in read_study(tmp_path / "small.toml").plan(tmp_path)]
     data = dict.fromkeys(paths, "the same")
-    states = {path: State(COMPLETE, fingerprint="the same") for path in paths}
+    states = {path: RunState(COMPLETE, fingerprint="the same") for path in paths}
     refuse_other_data(tmp_path, states, data)
-    states[paths[2]] = State(COMPLETE, fingerprint="other")
+    states[paths[2]] = RunState(COMPLETE, fingerprint="other")
     with pytest.raises(UserError, match=rf"1 complete run in .* had other data than are there now, {paths[2]} for one"):
         refuse_other_data(tmp_path, states, data)

@@ -74,6 +74,21 @@ def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
     )
 
 
+def test_a_parameter_may_be_given_by_its_bare_name(written, tmp_path):
+    study = written(
+        '[settings]\ndataset = "youtube"\nbatch-size = 6\n[cross]\nmethod = ["local", "mfedpba"]\n'
+        'part = [{ name = "a", "server-lr" = 0.1 }]\n[table]\nrows = ["part"]\n[quick]\nlambda-1 = 3\n'
+    )
+    assert study.settings == {"dataset": "youtube", "batch_size": 6}
+    assert study.axes["part"][0].settings == {"mfedpba.server_lr": 0.1}
+    assert study.quick == {"mfedpba.lambda_1": 3}
+    assert study.changed({"method": "fedtgp", "margin": 5}).settings["fedtgp.margin"] == 5
+    crossed = written('[settings]\ndataset = "youtube"\n[cross]\nlambda_1 = [0.1, 5]\nfeature-dim = [8]\n')
+    assert list(crossed.axes) == ["mfedpba.lambda_1", "feature_dim"]
+    assert [str(run.path) for run in crossed.changed({"lambda-1": 7}).plan(tmp_path)] == ["lambda_1-7/feature_dim-8"]
+    assert crossed.layout.rows == ("mfedpba.lambda_1",)
+
+
 def test_what_is_true_or_false_is_a_flag(written, tmp_path):
     text = '[settings]\ndataset = "youtube"\n[cross]\ntrack_gradients = [true, false]\n'
     on, off = (run.arguments for run in written(text).plan(tmp_path))
@@ -162,9 +177,16 @@ def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
     ("text", "words"),
     [
         ("[cross]\nsede = [1]", "study mine: unknown setting 'sede' (did you mean 'seed'?)"),
-        ("[cross]\nlambda_1 = [1]", "did you mean mfedpba.lambda_1?"),
-        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has: lambda_1"),
-        ("[settings]\nmfedpa.tau = 1\n[cross]\nseed = [1]", "unknown method 'mfedpa' (did you mean 'mfedpba'?)"),
+        ("[cross]\nmargin = [1]", "margin: belongs to method fedtgp, but this run's method is mfedpba"),
+        (
+            "[cross]\nmethod = ['fedtgp', 'mfedpba']\nserver_lr = [1]",
+            "give it as fedtgp.server_lr or mfedpba.server_lr",
+        ),
+        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has no parameter 'lambda_3' (did you mean 'lambda_2'?)"),
+        (
+            "[settings]\nmfedpa.tau = 1\n[cross]\nseed = [1]",
+            "unknown setting 'mfedpa.tau': no method 'mfedpa' (did you mean 'mfedpba'?)",
+        ),
         ('base = "main-table"\n[quick]\nsede = [1]\n', "unknown setting 'sede'"),
         ('base = "main-table"\n[settings]\nronds = 1\n', "unknown setting 'ronds'"),
         ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, -1]', "study mine, run s1: seed: -1 is out of range"),
@@ -190,7 +212,7 @@ def test_a_study_that_is_only_read_may_name_what_is_not_known_here(written, tmp_
     )
     assert [place.labels["method"] for place in study.places()] == ["HeadAvg", "Local", "Größe"]
     assert written(study.to_toml()) == study
-    with pytest.raises(UserError, match="study mine: unknown method 'headavg'"):
+    with pytest.raises(UserError, match=r"study mine: unknown setting 'headavg\.weighted': no method 'headavg'"):
         study.plan(tmp_path)
 
 

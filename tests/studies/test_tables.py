@@ -31,7 +31,7 @@ def study(tmp_path):
     return find_study(str(tmp_path / "t.toml"))
 
 
-def entries(study, values, remark=" (synthetic data)"):
+def entries(study, values, remark="synthetic data"):
     """The study's places with these values, in order; None for a run that is not complete."""
     return [(place, value, remark) for place, value in zip(study.places(), values, strict=True) if value is not None]
 
