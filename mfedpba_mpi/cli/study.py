@@ -194,7 +194,8 @@ def run(
 @study.command(short_help="Submit a study to SLURM.")
 @_study_options
 @click.option("--account", default="", metavar="NAME", help="SLURM account")
-@click.option("--partition", default="", metavar="NAME", help="SLURM partition")
+@click.option("--slurm-partition", default="", metavar="NAME", help="SLURM partition")
+@click.option("--partition", "old_partition", default="", hidden=True)
 @click.option(
     "--time", default="", metavar="HH:MM:SS", help="time limit of an element; it goes on in another if needed"
 )
@@ -228,12 +229,12 @@ def run(
 @click.option("--dry-run", "--print", "dry_run", is_flag=True, help="show the scripts; write and submit nothing")
 def submit(
     per_element: int, at_once: int | None, jobs: int, launcher: str, setup: tuple[str, ...], keep: str | None,
-    dry_run: bool, data_dir: Path, **options: Any,
+    slurm_partition: str, old_partition: str, dry_run: bool, data_dir: Path, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a study as a SLURM job array, and a job that makes its table when all elements have ended.
 
     \b
-    mfedpba-mpi study submit mine.toml --account abc --partition long --time 02:00:00
+    mfedpba-mpi study submit mine.toml --account abc --slurm-partition long --time 02:00:00
     mfedpba-mpi study submit mine.toml --ranks 7 --launcher 'srun --mpi=pmix' --dry-run
 
     Before its time limit an element stops in order and queues itself again; it goes on where it was. Submitted again,
@@ -244,6 +245,7 @@ def submit(
     from mfedpba_mpi.studies.slurm import CORES, Resources, Submission
 
     given = {name: options.pop(name) for name in Resources.__dataclass_fields__ if name in options}
+    given["partition"] = _slurm_partition(slurm_partition, old_partition)
     _, whole, directory, _ = _selected(data_dir=data_dir, **options)
     cut = options["assignments"]
     runs = whole.changed(combine(map(parse_assignment, cut))).plan(
@@ -276,6 +278,16 @@ def submit(
     what = f"{count(len(elements), 'element')}, {count(len(todo), 'run')} in {directory}"
     click.echo(f"array {array}: {what}; table afterwards: job {table}")
     click.echo(f"how far it is: mfedpba-mpi study status {directory}; what it prints: {directory}/slurm")
+
+
+def _slurm_partition(name: str, old_name: str) -> str:
+    """SLURM's partition; `old_name` comes from --partition, as the option was called in earlier versions."""
+    if not old_name:
+        return name
+    if name not in ("", old_name):
+        raise UserError(f"slurm-partition: given as {name!r} and, by --partition, as {old_name!r}; give it once")
+    click.echo(f"hint: use --slurm-partition {old_name}; --partition is an option of `run`, for the data", err=True)
+    return old_name
 
 
 def _propose_memory(runs: Sequence[PlannedRun], data_dir: Path, jobs: int, given: Mapping[str, Any]) -> tuple[str, str]:

@@ -249,7 +249,7 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     (tmp_path / "bin/sbatch").write_text(SBATCH)
     (tmp_path / "bin/sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    options = ("--account", "abc", "--partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
+    options = ("--account", "abc", "--slurm-partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
                "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
                "--keep-checkpoints", "none")  # fmt: skip
     done = command("study", "submit", study, *options)
@@ -266,6 +266,16 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     assert "--keep-checkpoints none " in script.read_text()
     shown = command("study", "submit", study, *options, "--dry-run").stdout
     assert script.read_text() in shown
+
+
+def test_submit_takes_slurm_s_partition_by_its_old_name_with_a_hint(study, command):
+    done = command("study", "submit", study, "--partition", "long", "--dry-run")
+    assert "#SBATCH --partition=long\n" in done.stdout
+    assert done.stderr == "hint: use --slurm-partition long; --partition is an option of `run`, for the data\n"
+    assert "--partition" not in command("study", "submit", "--help").stdout.replace("--slurm-partition", "")
+    both = command("study", "submit", study, "--partition", "long", "--slurm-partition", "short", "--dry-run")
+    assert both.returncode == 2
+    assert "slurm-partition: given as 'short' and, by --partition, as 'long'" in both.stderr
 
 
 def test_submit_proposes_memory_unless_the_user_or_a_gpu_says_otherwise(study, tmp_path, monkeypatch):
