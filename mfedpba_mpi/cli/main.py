@@ -139,24 +139,11 @@ def resume(directory: Path, rounds: int | None, data_dir: Path | None, **options
     launch(config, data_dir or stored.data_dir, directory, fault_tolerance, resume=True)
 
 
-@cli.command(cls=RunCommand, short_help="Train MFedPBA without each of its parts in turn.")
-@run_settings
-@fault_tolerance_settings
-@click.option("--out", type=PathType, metavar="DIR", help="where the runs go  [default: runs/<...>-ablation]")
-def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
-    """Train MFedPBA whole, without each of its loss terms in turn, and with equal averaging (EA); make one table.
-
-    \b
-    mpirun -n 7 mfedpba-mpi ablate --dataset caltech101 --fusion separate
-
-    Takes the settings of `run`. Finished runs under OUT are kept and interrupted ones resumed, so that the command may
-    be repeated; the table is printed and stored in OUT as text, Markdown, LaTeX and CSV.
-    """
-    from mfedpba_mpi.studies.ablation import run_ablation
-
-    fault_tolerance = read_fault_tolerance(options)
-    config = read_settings(data_dir=data_dir, **options)
-    run_ablation(config, data_dir, out or Path("runs") / f"{config.run_name}-ablation", fault_tolerance)
+@cli.command(hidden=True, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def ablate(arguments: tuple[str, ...]) -> None:
+    """Name the study that has taken the place of this command."""
+    raise UserError("ablate: the ablation is a study; use `mfedpba-mpi study run ablation --set dataset=NAME`")
 
 
 @cli.command(cls=RunCommand, short_help="Predict the memory, payload and time of a run on so many ranks.")
@@ -224,10 +211,6 @@ def check(directory: Path, device: str) -> None:
     for line in steps(directory, device):
         console().print(line)
 
-
-for parameter in ablate.params:  # what it sets itself
-    if isinstance(parameter, click.Option) and parameter.name in ("method", "without", "equal_average"):
-        parameter.hidden = True
 
 for command in (data, study, watch, report, export, clean):
     cli.add_command(command)

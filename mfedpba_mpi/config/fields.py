@@ -91,18 +91,6 @@ def flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return joined
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A table whose names have at most one dot, as tables in a table: what `flat` joined."""
-    tables: dict[str, Any] = {}
-    for name, value in values.items():
-        table, dot, key = name.partition(".")
-        if dot:
-            tables.setdefault(table, {})[key] = value
-        else:
-            tables[name] = value
-    return tables
-
-
 def toml(value: Any) -> str:
     """`value` as TOML writes it."""
     if isinstance(value, Mapping):

@@ -2,7 +2,7 @@
 
 ::
 
-    title = "Local and MFedPBA on two partitions"
+    title = "Local and MFedPBA, {rounds} rounds"      # optional; {name} stands for the value of a setting
     alone = true                    # optional: its runs measure time, so they go one after the other
 
     [settings]                      # of every run, as in a --config file; a method's own in its table
@@ -72,6 +72,7 @@ SHIPPED = files(__package__) / "shipped"
 _PARTS = ("base", "name", "title", "alone", "settings", "cross", "table", "labels", "quick")
 _METHOD = "method"  # the axis whose labels are the methods' names for people
 _AXIS = re.compile(r"[A-Za-z0-9_-]+")
+_PLACEHOLDER = re.compile(r"{([A-Za-z0-9_.-]+)}")
 
 
 @dataclass(frozen=True)
@@ -143,12 +144,24 @@ class Study:
     """A study as it is run; `quick` is what the quick form changes."""
 
     name: str
-    title: str
+    title_format: str
     settings: Mapping[str, Any]
     axes: Mapping[str, Sequence[Choice]]
     layout: Layout = field(default_factory=Layout)
     alone: bool = False  # times are measured: one run after the other
     quick: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The title of its tables: `title_format` with the values of settings, or of lists to cross, for ``{name}``."""
+
+        def value(match: re.Match[str]) -> str:
+            name = self.axis_name(match[1])
+            if name in self.axes:
+                return ", ".join(choice.label for choice in self.axes[name])
+            return plain_text(self.settings[name]) if name in self.settings else match[0]
+
+        return _PLACEHOLDER.sub(value, self.title_format)
 
     @property
     def methods(self) -> list[str]:
@@ -203,7 +216,7 @@ class Study:
         if not self.quick:
             raise UserError(f"quick: the study {self.name} has no [quick] part")
         cut = self.changed(self.quick)
-        return replace(cut, name=f"{self.name}-quick", title=f"{self.title} (quick form)", quick={})
+        return replace(cut, name=f"{self.name}-quick", title_format=f"{self.title_format} (quick form)", quick={})
 
     def joined(self, other: Study) -> Study:
         """The study with what the lists of `other`, which have the same names, have besides; the longer list first."""
@@ -274,7 +287,7 @@ class Study:
         }
         table = {name: getattr(self.layout, name) for name in fields_of(Layout)}
         lines = [f"name = {toml(self.name)}"] if named else []
-        lines += [f"title = {toml(self.title)}", *(["alone = true"] if self.alone else [])]
+        lines += [f"title = {toml(self.title_format)}", *(["alone = true"] if self.alone else [])]
         methods = [(str(choice.settings.get(_METHOD)), choice.label) for choice in self.axes.get(_METHOD, ())]
         labels = {name: label for name, label in methods if name not in SHIPPED_METHODS and label != name}
         parts = {
@@ -344,7 +357,7 @@ def _study(document: Mapping[str, Any], stem: str) -> Study:
         study,
         axes=axes,
         name=_slug_of(name),
-        title=str(document.get("title", study.title)),
+        title_format=str(document.get("title", study.title_format)),
         alone=document.get("alone", study.alone) is True,
         layout=_layout(asdict(study.layout) | table, study),
         quick=quick or study.quick,

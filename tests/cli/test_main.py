@@ -118,8 +118,8 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
         (("--dataset", "youtube", "--tau", "1", "--set", "mfedpba.tau=2"), "mfedpba.tau: given as '1' and as 2; give"),
         (("--dataset", "youtube", "--set", "fedtg.margin=5"), "did you mean 'fedtgp'"),
         (("--dataset", "youtube", "--method", "fedproto", "--fusion", "concat"), "use sum or separate"),
-        (("ablate", "--dataset", "youtube", "--method", "local"), "the method is local"),
-        (("ablate", "--dataset", "youtube", "--without", "rec"), "drop --without"),
+        (("ablate", "--dataset", "youtube"), "use `mfedpba-mpi study run ablation --set dataset=NAME`"),
+        (("ablate", "--help"), "use `mfedpba-mpi study run ablation --set dataset=NAME`"),
         (("--dataset", "youtube", "--device", "cuda"), "cuda needs a GPU"),
         (("--dataset", "broken.h5"), "broken.h5"),
         (("--dataset", "foreign.h5"), "not of the format"),
@@ -273,20 +273,16 @@ def test_a_flag_goes_to_whichever_method_has_it(command, tmp_path):
     assert (config["fedtgp"]["server_epochs"], config["fedtgp"]["margin"]) == (3, 7)
 
 
-def test_the_ablation_makes_one_table_and_keeps_finished_runs(command, tmp_path):
-    result = command("ablate", *RUN, "--out", "a")
+def test_the_ablation_is_a_study_whose_title_has_the_settings_of_its_runs(command, tmp_path):
+    settings = ("dataset=synthetic", "samples=120", "classes=3", "dims=6,10", "rounds=2", "feature_dim=8", "seed=0")
+    words = [word for setting in (*settings, "fusion=sum", "allow_synthetic=true") for word in ("--set", setting)]
+    result = command("study", "run", "ablation", *words, "--jobs", 2, "--out", "a")
     assert result.returncode == 0, result.stderr
     rows = (tmp_path / "a" / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == [
         "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA",
     ]  # fmt: skip
-    assert all("(synthetic data)" in row for row in rows[1:])
-    configs = [load_run(tmp_path / "a" / name).attributes["config"] for name in ("full", "w-o-rec", "ea")]
+    assert all("Ablation of MFedPBA, synthetic m2, fusion sum (synthetic data): " in row for row in rows[1:])
+    configs = [load_run(tmp_path / "a" / name / "s0").attributes["config"] for name in ("full", "w-o-rec", "ea")]
     assert [c["mfedpba"]["without"] for c in configs] == [[], ["rec"], []]
     assert [c["mfedpba"]["equal_average"] for c in configs] == [False, False, True]
-    before = (tmp_path / "a" / "ea" / "run.h5").stat().st_mtime_ns
-    assert "round" not in command("ablate", *RUN, "--out", "a").stdout.replace("rounds", "")
-    assert (tmp_path / "a" / "ea" / "run.h5").stat().st_mtime_ns == before
-    other = command("ablate", *RUN, "--seed", 1, "--out", "a")
-    assert other.returncode == 2
-    assert "other settings" in other.stderr

@@ -249,8 +249,8 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     (tmp_path / "bin/sbatch").write_text(SBATCH)
     (tmp_path / "bin/sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    options = ("--account", "abc", "--slurm-partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
-               "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
+    options = ("--account", "abc", "--slurm-partition", "long", "--time", "01:00:00", "--gpus-per-node", 2,
+               "--ranks", 9, "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
                "--keep-checkpoints", "none")  # fmt: skip
     done = command("study", "submit", study, *options)
     assert done.returncode == 0, done.stderr

@@ -117,6 +117,17 @@ def test_a_study_may_start_from_another(written, tmp_path):
         written('base = "main-table"\n[cross]\nsed = [8]\n')
 
 
+def test_a_title_has_the_settings_that_the_study_has_now(written):
+    study = find_study("ablation")
+    assert study.title == "Ablation of MFedPBA, caltech101 m2, fusion separate"
+    study = study.changed({"dataset": "mfeat", "fusion": "sum"})
+    assert study.title == "Ablation of MFedPBA, mfeat m2, fusion sum"
+    assert study.shortened().title == "Ablation of MFedPBA, mfeat m2, fusion sum (quick form)"
+    assert written(study.to_toml()).title == study.title
+    odd = written('title = "{seed} {tau} {x} {}"\n[settings]\nmfedpba.tau = 2\n[cross]\nseed = [0, 1]\n')
+    assert odd.title == "0, 1 2 {x} {}"
+
+
 def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_its_own_way(written, tmp_path):
     study = written('base = "main-table"\nalone = true\n[table]\nmeasure = "best"\n[quick]\nrounds = 2\nseed = [5]\n')
     assert (study.layout.measure, study.alone, study.quick) == ("best", True, {"rounds": 2, "seed": [5]})
