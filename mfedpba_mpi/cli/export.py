@@ -53,8 +53,10 @@ def export(
     write(files, overwrite)
     said = sum(run.synthetic for run in runs.values())
     origin = "" if not said else ", SYNTHETIC data" if said == len(runs) else f", {said} of them on SYNTHETIC data"
+    from mfedpba_mpi.cli.console import count
+
     for directory in dict.fromkeys(place for place in (csv, parquet, tensorboard) if place):
-        click.echo(f"wrote {directory} ({len(runs)} run{'s' * (len(runs) > 1)}{origin})")
+        click.echo(f"wrote {directory} ({count(len(runs), 'run')}{origin})")
 
 
 def _runs_at(path: Path) -> list[Path]:

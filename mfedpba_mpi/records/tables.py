@@ -57,10 +57,16 @@ def as_csv(table: Table, remark: str = "") -> str:
             if wide:
                 yield (found[1] if found else "") if split else f"{visible(str(value))} ±"
 
+    headers = [*line(table.headers, split=False), *(["remark"] if remark else [])]
+    return csv_text(headers, ([*line(row), *([remark] if remark else [])] for row in table.rows))
+
+
+def csv_text(headers: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A header and rows as CSV; None and NaN are empty cells."""
     with io.StringIO() as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*line(table.headers, split=False), *(["remark"] if remark else [])])
-        writer.writerows([*line(row), *([remark] if remark else [])] for row in table.rows)
+        writer.writerow(headers)
+        writer.writerows(["" if isinstance(cell, Real) and cell != cell else cell for cell in row] for row in rows)
         return file.getvalue()
 
 

@@ -25,7 +25,7 @@ def kind(config: RunConfig) -> tuple[Any, ...]:
     """What the speed of a step depends on; of a method's own settings the words and whole numbers."""
     common = {name: value for name, value in asdict(config).items() if name not in _HARMLESS}
     own = {name: value for name, value in asdict(config.params).items() if not isinstance(value, float)}
-    return repr(common), repr(own)
+    return *common.items(), *own.items()
 
 
 def estimate(runs: Sequence[PlannedRun], data_dir: Path) -> Iterable[tuple[PlannedRun, float, Disk]]:

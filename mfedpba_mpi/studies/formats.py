@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Callable, Iterable
@@ -20,6 +19,8 @@ from mfedpba_mpi.records import tables as tabular
 from mfedpba_mpi.studies.study import Study
 from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, ended
 
+_MARKED = ("bold (*)", "underlined (+)")  # in text, for terminals and files without styles
+
 
 def as_rich(results: Results) -> RichTable:
     """For the terminal; the marks stand apart from the numbers, so that these are in line."""
@@ -36,18 +37,13 @@ def as_rich(results: Results) -> RichTable:
     return shown
 
 
-def _notes(results: Results) -> str:
-    """The notes, where there are marks beside what is bold and underlined."""
-    return "; ".join(results.notes).replace("bold", "bold (*)").replace("underlined", "underlined (+)")
-
-
 def as_text(results: Results) -> str:
     """Plain text, the best marked by * and the second by +."""
     with io.StringIO() as file:
         screen = console(file)
         screen.print(results.title, markup=False, soft_wrap=True)
         screen.print(as_rich(results))
-        screen.print(_notes(results), markup=False, soft_wrap=True)
+        screen.print("; ".join(results.notes(*_MARKED)), markup=False, soft_wrap=True)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
@@ -59,7 +55,7 @@ def show_table(results: Results) -> None:
         return
     screen.print(results.title, style="bold", markup=False)
     screen.print(as_rich(results))
-    screen.print(_notes(results), markup=False)
+    screen.print("; ".join(results.notes(*_MARKED)), markup=False)
 
 
 def as_markdown(results: Results) -> str:
@@ -75,7 +71,7 @@ def as_markdown(results: Results) -> str:
 
     rows = [line([row.name, *map(marked, row.cells)]) for row in results.rows]
     head = [line([results.corner, *results.columns]), "|---" + "|---:" * len(results.columns) + "|"]
-    return "\n".join([results.title, "", *head, *rows, "", "; ".join(results.notes)]) + "\n"
+    return "\n".join([results.title, "", *head, *rows, "", "; ".join(results.notes())]) + "\n"
 
 
 def as_latex(results: Results) -> str:
@@ -91,20 +87,19 @@ def as_table(results: Results) -> tabular.Table:
     marks = {spot: cell.place for spot, cell in cells.items() if cell.place}
     headers = [results.corner, *results.columns]
     name = re.sub("[^A-Za-z0-9-]", "-", results.name)
-    return tabular.Table(name, results.title, headers, rows, marks, "; ".join(results.notes))
+    return tabular.Table(name, results.title, headers, rows, marks, "; ".join(results.notes()))
 
 
 def as_csv(results: Results) -> str:
     """One line for each cell."""
-    with io.StringIO() as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([results.corner, "column", "mean", "deviation", "runs", "place", "title"])
-        for row in results.rows:
-            for column, cell in zip(results.columns, row.cells, strict=True):
-                if cell and cell.n:
-                    spread = "" if np.isnan(cell.deviation) else cell.deviation
-                    writer.writerow([row.name, column, cell.mean, spread, cell.n, cell.place or "", results.title])
-        return file.getvalue()
+    headers = [results.corner, "column", "mean", "deviation", "runs", "place", "title"]
+    rows = [
+        [row.name, column, cell.mean, cell.deviation, cell.n, cell.place or None, results.title]
+        for row in results.rows
+        for column, cell in zip(results.columns, row.cells, strict=True)
+        if cell and cell.n
+    ]
+    return tabular.csv_text(headers, rows)
 
 
 FORMATS: dict[str, tuple[str, Callable[[Results], str]]] = {
@@ -114,18 +109,16 @@ FORMATS: dict[str, tuple[str, Callable[[Results], str]]] = {
 
 def raw(study: Study, directory: Path) -> str:
     """A line of CSV for each run that has ended: its choices, every measure, its clients' accuracies (last five)."""
-    with io.StringIO() as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*study.axes, "status", "remark", *MEASURES, "clients"])
-        for place, run in ended(study, directory):
-            numbers: list[str] = [""] * (len(MEASURES) + 1)
-            if run.status == COMPLETE:
-                values = [value(run) for _, value in MEASURES.values()]
-                numbers = ["" if np.isnan(number) else f"{number:.6g}" for number in values]
-                clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
-                numbers.append(" ".join(f"{accuracy:.2f}" for accuracy in clients))
-            writer.writerow([*place.labels.values(), run.status, run.remark, *numbers])
-        return file.getvalue()
+    rows: list[list[object]] = []
+    for place, run in ended(study, directory):
+        numbers: list[object] = [None] * (len(MEASURES) + 1)
+        if run.status == COMPLETE:
+            values = [value(run) for _, value in MEASURES.values()]
+            clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
+            numbers = [None if np.isnan(number) else f"{number:.6g}" for number in values]
+            numbers.append(" ".join(f"{accuracy:.2f}" for accuracy in clients))
+        rows.append([*place.labels.values(), run.status, run.remark, *numbers])
+    return tabular.csv_text([*study.axes, "status", "remark", *MEASURES, "clients"], rows)
 
 
 def save(study: Study, results: Results, directory: Path) -> None:

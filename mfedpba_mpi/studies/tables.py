@@ -28,10 +28,12 @@ class Measure:
     larger_is_better: bool = False
     digits: int = 3
     plain: bool = False
+    last_five: bool = False  # a mean over the last five rounds, or over all if there are fewer
 
 
-def _accuracy(label: str, name: str) -> tuple[Measure, Callable[[Run], float]]:
-    return Measure(f"{label} in %", larger_is_better=True, digits=2), lambda run: 100 * run.summary()[name]
+def _accuracy(label: str, name: str, last_five: bool = False) -> tuple[Measure, Callable[[Run], float]]:
+    measure = Measure(f"{label} in %", larger_is_better=True, digits=2, last_five=last_five)
+    return measure, lambda run: 100 * run.summary()[name]
 
 
 def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run], float]]:
@@ -45,10 +47,12 @@ def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run
 
 
 MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
-    "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five"),
+    "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five", last_five=True),
     "last": _accuracy("average accuracy after the last round", "last"),
     "best": _accuracy("best average accuracy of a round", "best"),
-    "client_mean": _accuracy("unweighted mean of the clients' accuracies (last five rounds)", "client_mean_last_five"),
+    "client_mean": _accuracy(
+        "unweighted mean of the clients' accuracies (last five rounds)", "client_mean_last_five", last_five=True
+    ),
     "seconds": (
         Measure("seconds a round (median)"),
         lambda run: float(np.median(run.rounds["seconds_total"])),
@@ -62,7 +66,9 @@ MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
         lambda run: float((run.rounds["bytes_up"] + run.rounds["bytes_down"]).sum(axis=1).mean() / 1000),
     ),
     "plan_trace": (
-        Measure("trace of MFedPBA's transport plans (mean over modalities, last five rounds)", plain=True),
+        Measure(
+            "trace of MFedPBA's transport plans (mean over modalities, last five rounds)", plain=True, last_five=True
+        ),
         lambda run: float(np.nanmean(run.rounds["gw_trace"][-5:])) if "gw_trace" in run.rounds else np.nan,
     ),
     "from_one": _prototypes("one sample", 1, 1),
@@ -126,10 +132,13 @@ class Results:
     subject : the title of the study.
     measure : what the cells show.
     corner : header of the column of labels.
-    notes : how to read the table.
-    incomplete : how many runs are complete, "" if all are; also one of `notes`.
+    incomplete : how many runs are complete, "" if all are.
     remark : what must be shown with every number, if it is the same for all, see `Run.remark`.
     name : the name of the study.
+    seeds : number of seeds that a cell is a mean of.
+    best : where the best cells are marked: in each row, in each column or in the table.
+    against_first : whether cells are compared with those of the first row.
+    short : whether a run has fewer rounds than the measure is a mean of.
     """
 
     subject: str
@@ -137,15 +146,29 @@ class Results:
     corner: str
     columns: Sequence[str]
     rows: Sequence[Row]
-    notes: Sequence[str] = ()
     incomplete: str = ""
     remark: str = ""
     name: str = "table"
+    seeds: int = 1
+    best: str = "row"
+    against_first: bool = False
+    short: bool = False
 
     @property
     def title(self) -> str:
         """Subject, remark and measure."""
         return f"{self.subject}{bracketed(self.remark)}: {self.measure.label}"
+
+    def notes(self, bold: str = "bold", underlined: str = "underlined") -> list[str]:
+        """How to read the table. `bold` and `underlined` describe the marks of the best and the second best cells."""
+        notes = []
+        if not self.measure.plain:
+            notes.append(f"mean ± deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed")
+            notes += [self.incomplete] if self.incomplete else []
+            group = "the table" if self.best == "table" else f"a {self.best}"
+            notes.append(f"best of {group} {bold}, second best {underlined}")
+            notes += ["in brackets: against the first row"] if self.against_first else []
+        return [*notes, "runs of fewer than five rounds: mean of all of them"] if self.short else notes
 
 
 def tabulate(study: Study, directory: Path, measure: str = "", against: str = "") -> Results:
@@ -161,13 +184,12 @@ def tabulate(study: Study, directory: Path, measure: str = "", against: str = ""
     found = []
     short = False
     for place, run in ended(study, directory):
-        short |= "last five" in kind.label and len(run.evaluated) < 5
+        short |= kind.last_five and len(run.evaluated) < 5
         complete, number = run.status == COMPLETE, value(run) if run.status == COMPLETE else np.nan
         if not (complete and np.isnan(number)):  # what only some methods have is no number of the others
             found.append((place, number, run.remark))
     results = subtracted(study, found, kind, against) if against else lay_out(study, found, kind)
-    note = "runs of fewer than five rounds: mean of all of them"
-    return replace(results, notes=[*results.notes, note]) if short else results
+    return replace(results, short=short)
 
 
 def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: str) -> Results:
@@ -224,8 +246,8 @@ def lay_out(study: Study, found: Sequence[Found], measure: Measure) -> Results:
         ", ".join(axis.rpartition(".")[2] for axis in layout.rows) or "study",
         [" ".join(column) for column in columns] if layout.columns else ["mean"],
         list(map(Row, labels, grid, row_remarks)),
-        [] if measure.plain else _notes(study, incomplete, best), incomplete,
-        next(iter(remarks)) if len(remarks) == 1 else "", study.name,
+        incomplete, next(iter(remarks)) if len(remarks) == 1 else "", study.name,
+        len(study.axes.get(SEED, ())), best, layout.against_first,
     )  # fmt: skip
 
 
@@ -236,13 +258,6 @@ def _incomplete(study: Study, values: Sequence[float]) -> str:
         return ""
     runs = "1 run is" if total == 1 else f"{total} runs are"
     return f"{len(values) - failed} of {runs} complete{f', {failed} failed' if failed else ''}"
-
-
-def _notes(study: Study, incomplete: str, best: str) -> list[str]:
-    seeds = len(study.axes.get(SEED, ()))
-    notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed", *filter(None, [incomplete])]
-    notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold, second best underlined")
-    return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
 
 
 def _labels(study: Study, axes: Iterable[str]) -> list[tuple[str, ...]]:

@@ -50,7 +50,7 @@ def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
     assert [cell and (cell.text(2), cell.n, cell.place) for cell in second] == [
         ("30.00 ± 0.00", 2, 1), ("20.00", 1, 2), None
     ]  # fmt: skip
-    assert results.notes[:2] == ["mean ± deviation over 2 seeds", "9 of 12 runs are complete"]
+    assert results.notes()[:2] == ["mean ± deviation over 2 seeds", "9 of 12 runs are complete"]
 
 
 def test_runs_that_failed_are_no_numbers(study):
@@ -59,7 +59,7 @@ def test_runs_that_failed_are_no_numbers(study):
     assert [cell and (cell.words(2), cell.n, cell.place) for cell in cells] == [
         ("40.00 (1 failed)", 1, 0), ("failed", 0, 0), None
     ]  # fmt: skip
-    assert "7 of 12 runs are complete, 3 failed" in results.notes
+    assert "7 of 12 runs are complete, 3 failed" in results.notes()
     assert "| m2 | 40.00 (1 failed) | failed | - |" in as_markdown(results)
 
 
