@@ -62,11 +62,11 @@ def export(
 def _runs_at(path: Path) -> list[Path]:
     """The run at a path, or those of the study there that have begun."""
     from mfedpba_mpi.records.run import LOG_NAME
-    from mfedpba_mpi.studies.study import FILE, read_study
+    from mfedpba_mpi.studies.study_file import FILE, read_study
 
     if not (path / FILE).is_file():
         return [path]
-    begun = [path / place.path for place in read_study(path / FILE).places() if (path / place.path / LOG_NAME).exists()]
+    begun = [path / key.path for key in read_study(path / FILE).run_keys() if (path / key.path / LOG_NAME).exists()]
     if not begun:
         raise UserError(f"export: no run of the study in {path} has begun")
     return begun

@@ -46,7 +46,7 @@ def watch(directory: Path, once: bool) -> None:
 def find(path: Path) -> WatchedRun | WatchedStudy:
     """What there is to be seen at a path, looked at once."""
     from mfedpba_mpi.records.run import LOG_NAME, in_full
-    from mfedpba_mpi.studies.study import FILE
+    from mfedpba_mpi.studies.study_file import FILE
     from mfedpba_mpi.watch.watched import WatchedRun, WatchedStudy
 
     directory = in_full(path.parent if path.name in (LOG_NAME, FILE) and path.is_file() else path)

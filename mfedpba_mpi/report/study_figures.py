@@ -30,13 +30,13 @@ from mfedpba_mpi.report.table_figures import (
     scaling,
     wrapped,
 )
-from mfedpba_mpi.studies.study import RANKS, SEED, Choice, Place, Study
+from mfedpba_mpi.studies.study import RANKS, SEED, AxisValue, RunKey, Study
 from mfedpba_mpi.studies.tables import MEASURES, Measure, Results, cell_of, lay_out
 
 PANELS, ACROSS = 16, 4  # on a page, side by side
 CLIENTS = 24  # as many have a column of their own in a table
 BARS = 24  # as many are still a picture
-Found = Sequence[tuple[Place, Run, float]]  # runs that have ended, each with its number (NaN: it has failed)
+Found = Sequence[tuple[RunKey, Run, float]]  # runs that have ended, each with its number (NaN: it has failed)
 
 
 # ---- runs
@@ -232,7 +232,7 @@ def _numbered(figures: Iterable[tuple[str, str, Figure]]) -> Iterator[tuple[str,
 def _ended(study: Study, directory: Path, value: Callable[[Run], float]) -> Found:
     """The study's runs that have ended, without what no figure of many needs."""
     found = []
-    for place in study.places():
+    for place in study.run_keys():
         run = load_ended(directory / place.path)
         if run and (run.status != COMPLETE or _curve(run)):
             rounds = {name: values for name, values in run.rounds.items() if name in ("accuracy", "correct", "tested")}
@@ -319,7 +319,7 @@ def _laid_out(study: Study, found: Found, measure: Measure) -> Results:
     return lay_out(study, [(place, number, run.remark) for place, run, number in _within(study, found)], measure)
 
 
-def _is_numeric(axis: str, choices: Sequence[Choice]) -> bool:
+def _is_numeric(axis: str, choices: Sequence[AxisValue]) -> bool:
     values = [choice.settings[axis] if list(choice.settings) == [axis] else None for choice in choices]
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 

@@ -12,7 +12,7 @@ from mfedpba_mpi.cli.report import report as report_command
 from mfedpba_mpi.report.groups import differing, grouped
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.report.pages import make_page, run_page
-from mfedpba_mpi.studies.study import find_study
+from mfedpba_mpi.studies.study_file import find_study
 
 STUDY = """
 title = "Two <methods>"
@@ -30,7 +30,7 @@ def study(finished, tmp_path):
     directory = tmp_path / "study"
     directory.mkdir()
     (directory / "study.toml").write_text(STUDY)
-    for place in find_study(str(directory)).places()[:-1]:
+    for place in find_study(str(directory)).run_keys()[:-1]:
         run = finished(method=place.labels["method"].lower(), seed=int(place.labels["seed"]), families=("DNN",))
         (directory / place.path).parent.mkdir(exist_ok=True)
         run.path.parent.rename(directory / place.path)

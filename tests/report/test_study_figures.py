@@ -14,7 +14,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import LOG_NAME, Run
 from mfedpba_mpi.report.study_figures import cells_of, client_table, convergence, figures_of, panels
 from mfedpba_mpi.report.table_figures import curve
-from mfedpba_mpi.studies.study import find_study, read_study
+from mfedpba_mpi.studies.study_file import find_study, read_study
 from tests.report.test_table_figures import ACCURACY, HOSTILE, a_table, legend_of, lines_of, words_of
 
 
@@ -53,7 +53,7 @@ def put(directory, run):
 
 def fill(study, directory, make):
     """Write the run that `make` gives for each place, if it gives one."""
-    for i, place in enumerate(study.places()):
+    for i, place in enumerate(study.run_keys()):
         if run := make(i, place):
             put(directory / place.path, run)
 
@@ -192,7 +192,7 @@ def by_number(i, _):
     ],
 )
 def test_a_study_gets_the_figures_that_suit_its_axes_whatever_its_name(tmp_path, name, kinds):
-    study = replace(find_study(name).shortened(), name="x", title="A study")
+    study = replace(find_study(name).quick_form(), name="x", title="A study")
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
     assert [kind for kind, _, _ in figures] == kinds
@@ -202,7 +202,7 @@ def test_a_study_gets_the_figures_that_suit_its_axes_whatever_its_name(tmp_path,
 
 
 def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):
-    study = find_study("lambda-grid").shortened()
+    study = find_study("lambda-grid").quick_form()
     assert kinds_of(study, tmp_path) == []
     fill(study, tmp_path / "one", lambda i, _: None if i else a_run([0.1, 0.2]))
     assert kinds_of(study, tmp_path / "one") == []
@@ -211,9 +211,9 @@ def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):
 
 
 def test_runs_that_are_going_or_damaged_do_not_count(tmp_path):
-    study = find_study("main-table").shortened()
+    study = find_study("main-table").quick_form()
     fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], status="complete" if i < 8 else "running"))
-    (tmp_path / study.places()[0].path / LOG_NAME).write_bytes(b"no log")
+    (tmp_path / study.run_keys()[0].path / LOG_NAME).write_bytes(b"no log")
     ((title, groups),) = cells_of(study, tmp_path)
     assert title == study.axes["cell"][0].label
     assert [len(runs) for runs in groups.values()] == [0, *[1] * 7]
@@ -221,7 +221,7 @@ def test_runs_that_are_going_or_damaged_do_not_count(tmp_path):
 
 
 def test_runs_tested_once_have_no_convergence(tmp_path):
-    study = find_study("main-table").shortened()
+    study = find_study("main-table").quick_form()
     fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], every=2))
     assert kinds_of(study, tmp_path) == ["bars"]
 

@@ -19,7 +19,7 @@ from mfedpba_mpi.planning.calibration import process_bytes
 from mfedpba_mpi.records.status import OUTPUT, RunState
 from mfedpba_mpi.studies.runner import Runner, refuse_other_data
 from mfedpba_mpi.studies.slurm import STAGING
-from mfedpba_mpi.studies.study import read_study
+from mfedpba_mpi.studies.study_file import read_study
 
 STUDY = """
 title = "Small"
@@ -73,7 +73,7 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
 
     other = command("study", "run", study, "--set", "rounds=3")
     assert other.returncode == 2
-    assert "holds a study with other settings: rounds is 2 there, 3 here; choose another --out" in other.stderr
+    assert "contains a study with other settings: rounds is 2 there, 3 here; choose another --out" in other.stderr
     assert command("study", "run", study, "--set", "rounds=3", "--dry-run").stderr == other.stderr
     grown = command("study", "run", study, "--set", "seed=0,1,2", "--set", "method=local", "--dry-run")
     assert "3 runs in runs/small: 2 complete, 1 waiting" in grown.stdout
@@ -133,7 +133,7 @@ def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tm
     process.send_signal(signal.SIGUSR1)
     out, errors = process.communicate(timeout=30)
     assert process.returncode == 75, errors
-    assert "stopped by SIGUSR1, the same command goes on" in out
+    assert "stopped by SIGUSR1, repeat the command to continue" in out
     assert [load_run(log).status for log in logs] == ["interrupted"] * 2
     stopped = len(load_run(logs[0]).rounds["tested"])
     assert 0 < stopped < 400
@@ -162,8 +162,8 @@ def test_a_study_is_not_started_under_mpirun(study, monkeypatch, command):
 
 
 def test_a_study_hands_on_which_checkpoints_to_keep(study, tmp_path):
-    planned = read_study(tmp_path / study).plan(tmp_path)[0]
-    assert " --keep-checkpoints none " in " ".join(Runner(tmp_path, tmp_path, keep="none").line(planned))
+    run = read_study(tmp_path / study).plan(tmp_path)[0]
+    assert " --keep-checkpoints none " in " ".join(Runner(tmp_path, tmp_path, keep="none").command(run))
 
 
 def test_a_dry_run_says_what_the_runs_take_on_disk(study, tmp_path, monkeypatch):
@@ -203,8 +203,8 @@ def test_a_change_that_cannot_be_read_is_refused(study, command, words):
 )
 def test_steps_of_srun_that_go_side_by_side_share_the_job(study, tmp_path, launcher, jobs, started):
     """Unless the user has said how; srun heeds the last of two --cpu-bind."""
-    planned = read_study(tmp_path / study).changed({"ranks": 3}).plan(tmp_path)[0]
-    line = Runner(tmp_path, tmp_path, jobs, launcher).line(planned)
+    run = read_study(tmp_path / study).with_changes({"ranks": 3}).plan(tmp_path)[0]
+    line = Runner(tmp_path, tmp_path, jobs, launcher).command(run)
     assert " ".join(line[: line.index(sys.executable)]) == started
 
 
@@ -254,7 +254,7 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
                "--keep-checkpoints", "none")  # fmt: skip
     done = command("study", "submit", study, *options)
     assert done.returncode == 0, done.stderr
-    assert "array 42: 2 elements, 4 runs in runs/small; table afterwards: job 42" in done.stdout
+    assert "array 42: 2 elements, 4 runs in runs/small; table: job 42" in done.stdout
     calls = (tmp_path / "calls").read_text()
     for line in ("--array=0-1%1", "--account=abc", "--partition=long", "--time=01:00:00", "--gpus-per-node=2",
                  "--ntasks=4", "--qos=low", "--requeue", "--signal=B:USR1@120"):  # fmt: skip
@@ -332,5 +332,5 @@ def test_complete_runs_of_other_data_are_no_part_of_the_study(tmp_path):
     states = {path: RunState(COMPLETE, fingerprint="the same") for path in paths}
     refuse_other_data(tmp_path, states, data)
     states[paths[2]] = RunState(COMPLETE, fingerprint="other")
-    with pytest.raises(UserError, match=rf"1 complete run in .* had other data than are there now, {paths[2]} for one"):
+    with pytest.raises(UserError, match=rf"1 complete run in .* used other data than the present ones, .* {paths[2]}"):
         refuse_other_data(tmp_path, states, data)

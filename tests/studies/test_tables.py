@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.studies.formats import as_csv, as_latex, as_markdown, as_text, raw
-from mfedpba_mpi.studies.study import find_study
-from mfedpba_mpi.studies.tables import MEASURES, lay_out, subtracted, tabulate
+from mfedpba_mpi.studies.formats import as_csv, as_latex, as_markdown, as_text, runs_csv
+from mfedpba_mpi.studies.study_file import find_study
+from mfedpba_mpi.studies.tables import MEASURES, difference_table, lay_out, tabulate
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 STUDY = """
@@ -32,8 +32,8 @@ def study(tmp_path):
 
 
 def entries(study, values, remark="synthetic data"):
-    """The study's places with these values, in order; None for a run that is not complete."""
-    return [(place, value, remark) for place, value in zip(study.places(), values, strict=True) if value is not None]
+    """The study's runs with these values, in order; None for a run that is not complete."""
+    return [(key, value, remark) for key, value in zip(study.run_keys(), values, strict=True) if value is not None]
 
 
 # Means 41, 50, 50 and 30, 20, none; deviations of a sample: sqrt(2), 0, sqrt(8) and 0, none (one value), none.
@@ -56,7 +56,7 @@ def test_cells_are_mean_and_sample_deviation_and_ties_share_a_place(study):
 def test_runs_that_failed_are_no_numbers(study):
     results = lay_out(study, entries(study, [40, math.nan, math.nan, math.nan, None, None, *[1.0] * 6]), ACCURACY)
     cells = results.rows[0].cells
-    assert [cell and (cell.words(2), cell.n, cell.place) for cell in cells] == [
+    assert [cell and (cell.full_text(2), cell.n, cell.place) for cell in cells] == [
         ("40.00 (1 failed)", 1, 0), ("failed", 0, 0), None
     ]  # fmt: skip
     assert "7 of 12 runs are complete, 3 failed" in results.notes()
@@ -65,7 +65,7 @@ def test_runs_that_failed_are_no_numbers(study):
 
 def test_a_method_that_failed_for_some_seeds_is_not_the_best(study):
     results = lay_out(study, entries(study, [40, 42, 99, math.nan, 30, 32, *[1.0] * 6]), ACCURACY)
-    assert [(cell.words(2), cell.place) for cell in results.rows[0].cells] == [
+    assert [(cell.full_text(2), cell.place) for cell in results.rows[0].cells] == [
         ("41.00 ± 1.41", 1), ("99.00 (1 failed)", 0), ("31.00 ± 1.41", 2)
     ]  # fmt: skip
 
@@ -94,14 +94,14 @@ def test_the_first_row_is_what_others_are_compared_with(tmp_path):
     first, second = (row.cells for row in lay_out(study, entries(study, [40.0, 38.5]), ACCURACY).rows)
     assert (first[0].against, second[0].against) == ("", "-1.50")
     assert lay_out(study, entries(study, [4.0, 1.6]), SECONDS).rows[1].cells[0].against == "2.50x"
-    (base,), (other,) = (row.cells for row in subtracted(study, entries(study, [4.0, 1.6]), SECONDS, "6").rows)
+    (base,), (other,) = (row.cells for row in difference_table(study, entries(study, [4.0, 1.6]), SECONDS, "6").rows)
     assert (base.text(2), other.text(2), other.against) == ("0.00", "-2.40", "")
 
 
 def test_synthetic_is_said_in_the_title_or_in_the_row_where_data_mix(study):
     values = entries(study, [1.0] * 12)
     assert lay_out(study, values, ACCURACY).title == f"T (synthetic data): {ACCURACY.label}"
-    mixed = [(place, value, remark if place.labels["partition"] == "m1" else "") for place, value, remark in values]
+    mixed = [(key, value, remark if key.labels["partition"] == "m1" else "") for key, value, remark in values]
     results = lay_out(study, mixed, ACCURACY)
     assert results.title == f"T: {ACCURACY.label}"
     assert [row.name for row in results.rows] == ["m2", "m1 (synthetic data)"]
@@ -143,9 +143,9 @@ def test_the_numbers_are_those_of_the_logs(finished, tmp_path):
     run = finished(method="local", partition="m2")
     (tmp_path / "t.toml").write_text(STUDY)
     study = find_study(str(tmp_path / "t.toml"))
-    place = tmp_path / "study" / study.places()[0].path
-    place.parent.mkdir(parents=True)
-    run.path.parent.rename(place)
+    directory = tmp_path / "study" / study.run_keys()[0].path
+    directory.parent.mkdir(parents=True)
+    run.path.parent.rename(directory)
     for name, expected in (
         ("last", 100 * (run.rounds["correct"][-1].sum() / run.rounds["tested"][-1].sum())),
         ("best", 100 * max(run.rounds["correct"].sum(axis=1) / run.rounds["tested"].sum(axis=1))),
@@ -175,14 +175,14 @@ def test_the_trace_is_that_of_the_last_five_rounds_and_of_the_plans_there_are(fi
 def test_a_measure_of_one_method_is_no_failure_of_the_others(finished, tmp_path):
     (tmp_path / "t.toml").write_text(STUDY)
     study = find_study(str(tmp_path / "t.toml"))
-    for place, method in zip(study.places()[::2], ("local", "fedproto", "mfedpba"), strict=False):
-        directory = tmp_path / "study" / place.path
+    for key, method in zip(study.run_keys()[::2], ("local", "fedproto", "mfedpba"), strict=False):
+        directory = tmp_path / "study" / key.path
         directory.parent.mkdir(parents=True, exist_ok=True)
         finished(method=method, partition="m2").path.parent.rename(directory)
     cells = tabulate(study, tmp_path / "study", "plan_trace").rows[0].cells
     assert cells[:2] == [None, None]
     assert 0 < cells[2].mean <= 1
-    first, _, third = csv.DictReader(io.StringIO(raw(study, tmp_path / "study")))
+    first, _, third = csv.DictReader(io.StringIO(runs_csv(study, tmp_path / "study")))
     assert [first[name] for name in ("partition", "method", "seed", "status", "remark", "plan_trace")] == [
         "m2", "Local", "0", "complete", "synthetic data", ""
     ]  # fmt: skip
@@ -194,13 +194,13 @@ def test_a_measure_of_one_method_is_no_failure_of_the_others(finished, tmp_path)
 def test_a_column_is_subtracted_seed_by_seed(study):
     """Local has 40 and 42, FedProto 50 and failed, MFedPBA 41 and 43: differences 10, and 1 twice."""
     found = entries(study, [40, 42, 50, math.nan, 41, 43, None, 30, 35, 36, None, None])
-    results = subtracted(study, found, ACCURACY, "Local")
+    results = difference_table(study, found, ACCURACY, "Local")
     assert results.title.endswith(", minus Local's")
     first, second = (row.cells for row in results.rows)
     assert [(cell.mean, cell.n) for cell in first] == [(0, 2), (10, 1), (1, 2)]
     assert first[2].deviation == 0
     assert [cell and (cell.mean, cell.n) for cell in second] == [(0, 1), (6, 1), None]  # seed 0 has no Local
-    failed = subtracted(study, entries(study, [math.nan, 42, 50, 51, *[None] * 8]), ACCURACY, "Local")
+    failed = difference_table(study, entries(study, [math.nan, 42, 50, 51, *[None] * 8]), ACCURACY, "Local")
     assert [(cell.mean, cell.n, cell.failed) for cell in failed.rows[0].cells[:2]] == [(0, 1, 1), (9, 1, 0)]
     with pytest.raises(UserError, match="did you mean 'Local'"):
-        subtracted(study, found, ACCURACY, "local")
+        difference_table(study, found, ACCURACY, "local")
