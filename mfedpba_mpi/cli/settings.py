@@ -1,4 +1,4 @@
-"""The settings of a run as options of a command: declared once (see `config.fields`), read back as a `RunConfig`."""
+"""Command-line options for the settings of a run, from their declarations (see `config.fields`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 class Setting(click.Option):
-    """An option that stands under a heading of the help."""
+    """An option with a heading in the help."""
 
     def __init__(self, *args: Any, heading: str, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class Setting(click.Option):
 
 
 class RunCommand(click.Command):
-    """A command whose help shows its options under their headings."""
+    """A command with options grouped under headings in its help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -52,7 +52,7 @@ def _settings(cls: type) -> Callable[[Function], Function]:
             function = click.option(
                 flag_of(name), name,
                 cls=Setting, heading=field.metadata["group"] or cls.__name__,
-                help=field.metadata["help"] + _default_words(name, field.default),
+                help=field.metadata["help"] + _default_text(name, field.default),
                 **_click_arguments(cls, name),
             )(function)  # fmt: skip
         return function
@@ -71,12 +71,12 @@ def _click_arguments(cls: type, name: str) -> dict[str, Any]:
     return {"default": None, "metavar": {int: "N", float: "X"}.get(kind, "|".join(choices) or "NAME")}
 
 
-def _default_words(name: str, default: Any) -> str:
-    return f"  [default: {default_of(name, default)}]" if default else ""  # what 0 stands for is in the help
+def _default_text(name: str, default: Any) -> str:
+    return f"  [default: {default_of(name, default)}]" if default else ""  # the help text explains what 0 means
 
 
 def run_settings(function: Function) -> Function:
-    """Every setting of a run, of MFedPBA by flags of its own and of all methods by ``--set``, and ``--config``."""
+    """Add the options of a run: all its settings, MFedPBA's parameters, ``--set``, ``--config`` and ``--data-dir``."""
     for decorate in reversed(
         (
             _settings(RunConfig),
@@ -84,12 +84,12 @@ def run_settings(function: Function) -> Function:
             click.option(
                 "--set", "assignments", multiple=True, metavar="NAME=VALUE", cls=Setting,
                 heading="Any setting",
-                help="a setting by its name in TOML, e.g. rounds=50 or fedtgp.margin=50; `mfedpba-mpi methods` lists "
-                "the methods' parameters",
+                help="any setting by its name in TOML, e.g. fedtgp.margin=50; `mfedpba-mpi methods` lists the "
+                "parameters of all methods",
             ),
             click.option(
                 "--config", "config_file", type=PathType, metavar="FILE.toml",
-                help="settings from a file; the command line wins over it",
+                help="read settings from a file; the command line takes precedence",
             ),
             data_dir_option,
         )
@@ -121,7 +121,7 @@ fault_tolerance_settings = _settings(FaultTolerance)
 
 
 def read_fault_tolerance(options: dict[str, Any]) -> FaultTolerance:
-    """What the options of `fault_tolerance_settings` say, taken out of `options`."""
+    """Remove the options of `fault_tolerance_settings` from `options` and return their values."""
     given = {name: options.pop(name) for name in fields_of(FaultTolerance)}
     return FaultTolerance(
         **{name: check(FaultTolerance, name, value) for name, value in given.items() if value is not None}

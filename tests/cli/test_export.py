@@ -106,7 +106,7 @@ def test_several_runs_share_tables_and_are_told_apart(made, tmp_path):
 def test_a_study_stands_for_those_of_its_runs_that_have_begun(made, tmp_path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.toml").write_text("[settings]\ndataset = 'synthetic'\n[cross]\nseed = [0, 1, 2]\n")
-    with pytest.raises(UserError, match=r"no run of the study in .* has begun"):
+    with pytest.raises(UserError, match=r"no run of the study in .* has started"):
         call(tmp_path / "study", "--csv", tmp_path / "out")
     for seed in (0, 2):
         moved(made(), tmp_path / f"study/s{seed}")

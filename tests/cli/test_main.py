@@ -85,7 +85,7 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("run",), "which dataset"),
+        (("run",), "dataset: missing"),
         (("--dataset", "youtub"), "did you mean 'youtube'"),
         (("--dataset", "nowhere/x.h5"), "does not exist"),
         (("--dataset", "youtube", "--method", "mfedpb"), "did you mean 'mfedpba'"),
@@ -141,7 +141,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, wo
     [
         (("run", "--dataset", "synthetic", "--out", ""), "the path is empty"),
         (("resume", ""), "the path is empty"),
-        (("run", "--dataset", "synthetic", "--resume", "--overwrite"), "overwrite: --resume continues the run"),
+        (("run", "--dataset", "synthetic", "--resume", "--overwrite"), "overwrite: --resume continues an existing run"),
         (("config", "--dataset", "synthetic", "--data-dir", ""), "the path is empty"),
         (("config", "--dataset", "synthetic", "--threads", "100000"), "threads: 100000 is out of range"),
         (("data", "list", "--data-dir", "nowhere"), "data-dir: nowhere is not a directory"),
@@ -168,8 +168,8 @@ def test_what_was_once_accepted_or_a_traceback_is_refused(tmp_path, monkeypatch,
     ("error", "code", "words"),
     [
         (PermissionError(13, "Permission denied", "there/run.h5"), 2, "there/run.h5: Permission denied"),
-        (MemoryError("Unable to allocate 745. GiB"), 1, "not enough memory, .* Unable to allocate 745"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "not enough memory, .* can't allocate memory"),
+        (MemoryError("Unable to allocate 745. GiB"), 1, "not enough memory .* Unable to allocate 745"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "not enough memory .* can't allocate memory"),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(monkeypatch, capsys, error, code, words):

@@ -189,7 +189,7 @@ def test_what_json_lacks_is_named(values, data):
     paths += [(table, name, f"{whole['method']}.{name}") for name in table]
     where, name, label = data.draw(st.sampled_from(paths))
     del where[name]
-    assert outcome(RunConfig.from_json, json.dumps(whole)) == f"the configuration is incomplete, it lacks: {label}"
+    assert outcome(RunConfig.from_json, json.dumps(whole)) == f"the configuration is incomplete; missing: {label}"
 
 
 @examples(200)

@@ -192,7 +192,7 @@ def by_number(i, _):
     ],
 )
 def test_a_study_gets_the_figures_that_suit_its_axes_whatever_its_name(tmp_path, name, kinds):
-    study = replace(find_study(name).quick_form(), name="x", title="A study")
+    study = replace(find_study(name).quick_form(), name="x", title_format="A study")
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
     assert [kind for kind, _, _ in figures] == kinds
