@@ -147,9 +147,7 @@ def ablate(arguments: tuple[str, ...]) -> None:
 @cli.command(cls=RunCommand, short_help="Predict the memory, payload, time and disk space of a run.")
 @run_settings
 @click.option("--ranks", type=int, metavar="N", help="number of ranks, including the server  [default: K + 1]")
-@click.option(
-    "--nodes", type=int, default=1, metavar="N", help="nodes, each with consecutive ranks  [default: 1]"
-)
+@click.option("--nodes", type=int, default=1, metavar="N", help="nodes, each with consecutive ranks  [default: 1]")
 @click.option("--cores", type=int, metavar="N", help="cores per node  [default: as on this machine]")
 @click.option("--gpus", type=int, default=0, metavar="N", help="GPUs per node  [default: 0]")
 def plan(data_dir: Path, ranks: int | None, nodes: int, cores: int | None, gpus: int, **options: Any) -> None:

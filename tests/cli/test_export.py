@@ -1,4 +1,4 @@
-"""Runs for other programs: what is written is what the log has, says what it is, and replaces nothing unasked."""
+"""Exported files: the values of the log, marks of synthetic data, and no overwriting by default."""
 
 import csv
 import json
@@ -54,7 +54,7 @@ def files_in(directory):
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
-def test_csv_comes_back_as_the_frames_bit_for_bit(made, tmp_path):
+def test_csv_has_the_values_of_the_data_frames_bit_for_bit(made, tmp_path):
     run = made(eval_every=2)
     call(run.path.parent, "--csv", tmp_path / "out")
     assert files_in(tmp_path / "out") == [
@@ -73,7 +73,7 @@ def test_csv_comes_back_as_the_frames_bit_for_bit(made, tmp_path):
         assert [float(row["seconds_total"]) for row in csv.DictReader(text)] == list(file["rounds/seconds_total"])
 
 
-def test_parquet_comes_back_with_types_and_attributes(made, tmp_path):
+def test_parquet_has_the_types_and_attributes_of_the_data_frames(made, tmp_path):
     run = made(eval_every=2)
     call(run.path, "--parquet", tmp_path / "out")
     for name, method in FRAMES.items():
@@ -90,7 +90,7 @@ def test_settings_are_stored_by_run(made, tmp_path):
     assert (stored["seed"], stored["status"], stored["synthetic"]) == (3, "complete", True)
 
 
-def test_several_runs_share_tables_and_are_told_apart(made, tmp_path):
+def test_several_runs_share_tables_and_have_different_names(made, tmp_path):
     one = moved(made(), tmp_path / "a" / "x")
     two = moved(made(method="harmony", seed=1, clients=4), tmp_path / "b" / "x")
     call(one.path, two.path, one.path.parent, "--csv", tmp_path / "out", "--tensorboard", tmp_path / "tb")
@@ -103,7 +103,7 @@ def test_several_runs_share_tables_and_are_told_apart(made, tmp_path):
     assert len(files_in(tmp_path / "tb")) == 2
 
 
-def test_a_study_stands_for_those_of_its_runs_that_have_begun(made, tmp_path):
+def test_a_study_is_exported_as_its_started_runs(made, tmp_path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.toml").write_text("[settings]\ndataset = 'synthetic'\n[cross]\nseed = [0, 1, 2]\n")
     with pytest.raises(UserError, match=r"no run of the study in .* has started"):
@@ -114,7 +114,7 @@ def test_a_study_stands_for_those_of_its_runs_that_have_begun(made, tmp_path):
     assert pd.read_csv(tmp_path / "out/clients.csv")["run"].unique().tolist() == ["s0", "s2"]
 
 
-def test_tensorboard_reads_the_numbers_of_the_log(made, tmp_path):
+def test_tensorboard_has_the_values_of_the_log(made, tmp_path):
     run = made(eval_every=2, rounds=4)
     call(run.path, "--tensorboard", tmp_path / "tb")
     (directory,) = (tmp_path / "tb").iterdir()
@@ -140,7 +140,7 @@ def test_tensorboard_reads_the_numbers_of_the_log(made, tmp_path):
     assert_allclose(np.array(times) - start, np.cumsum(rounds["seconds_total"]), atol=1e-5)
 
 
-def test_the_clock_of_a_resumed_run_goes_on_when_it_did(made, tmp_path):
+def test_times_of_a_resumed_run_continue_at_the_resumption(made, tmp_path):
     again = json.dumps([{"round": 2, "ranks": 1, "hosts": [], "started": "2030-01-02T03:04:05+0000"}])
     run = moved(made(), tmp_path / "resumed", resumed=again, started="2030-01-01T00:00:00+0100")
     call(run.path, "--tensorboard", tmp_path / "tb")
@@ -152,7 +152,7 @@ def test_the_clock_of_a_resumed_run_goes_on_when_it_did(made, tmp_path):
     assert_allclose(times, expected, rtol=0, atol=1e-5)
 
 
-def test_synthetic_data_are_called_so_in_everything_that_is_written(made, tmp_path, capsys):
+def test_synthetic_data_are_marked_in_all_files(made, tmp_path, capsys):
     run = made()
     real = moved(run, tmp_path / "measured", data_origin="real")
     call(run.path, real.path, "--csv", tmp_path / "t", "--parquet", tmp_path / "t", "--tensorboard", tmp_path / "tb")
@@ -185,7 +185,7 @@ def test_tensorboard_has_the_settings_as_hyper_parameters(made, tmp_path):
     assert (settings["method"].string_value, settings["mfedpba.equal_average"].bool_value) == ("mfedpba", False)
 
 
-def test_names_out_of_files_are_text_wherever_they_go(made, tmp_path):
+def test_names_from_files_are_always_escaped(made, tmp_path):
     dataset, directory = '=<b>"a",\r\n$x_1$%|`*\x1b[1m é', 'r<i>,"$_%&é'
     views = json.dumps(['a"b,c', "<script>", "x/../y\n"])
     run = moved(made(), tmp_path / directory, dataset=dataset, modalities=views)
@@ -201,12 +201,12 @@ def test_names_out_of_files_are_text_wherever_they_go(made, tmp_path):
     found = events(tmp_path / "tb" / f"{directory} (synthetic data)")
     assert 'gw_trace/a"b,c' in found.Tags()["scalars"]
     text = found.Tensors("run")[0].tensor_proto.string_val[0].decode()
-    assert all(line.startswith("    ") for line in text.split("\n")[2:])  # code to Markdown, so shown as it is
+    assert all(line.startswith("    ") for line in text.split("\n")[2:])  # a code block in Markdown
 
 
-def test_runs_that_have_not_ended_are_written_as_far_as_they_have_come(tiny, tmp_path):
+def test_unfinished_runs_are_exported_up_to_their_last_round(tiny, tmp_path):
     class Stopper(Observer):
-        decides = False  # told after the log
+        decides = False  # called after the log
 
         def __init__(self, t):
             self.t = t
@@ -233,7 +233,7 @@ def test_runs_that_have_not_ended_are_written_as_far_as_they_have_come(tiny, tmp
     assert len(events(tmp_path / "b/to2 (synthetic data)").Scalars("loss/ce")) == 2
 
 
-def test_what_is_there_is_replaced_only_with_overwrite(made, tmp_path):
+def test_existing_files_are_replaced_only_with_overwrite(made, tmp_path):
     run, out = made(), tmp_path / "out"
     call(run.path, "--csv", out, "--tensorboard", out)
     (out / "rounds.csv").unlink()
@@ -248,7 +248,7 @@ def test_what_is_there_is_replaced_only_with_overwrite(made, tmp_path):
     assert len(pd.read_csv(out / "clients.csv")) == 3
 
 
-def test_nothing_is_left_where_one_file_cannot_be_written(made, tmp_path, monkeypatch):
+def test_after_a_failed_write_no_files_are_left(made, tmp_path, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
@@ -258,28 +258,28 @@ def test_nothing_is_left_where_one_file_cannot_be_written(made, tmp_path, monkey
     assert files_in(tmp_path / "out") == []
 
 
-def test_a_directory_that_is_a_file_is_named(made, tmp_path):
+def test_a_file_in_place_of_a_directory_is_an_error_with_its_path(made, tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*out.*choose another directory"):
         call(made().path, "--csv", tmp_path / "out")
 
 
 @pytest.mark.parametrize(("option", "package"), [("--parquet", "pyarrow"), ("--tensorboard", "tensorboard")])
-def test_a_package_that_is_missing_is_named_with_the_fix(option, package, tmp_path, monkeypatch):
+def test_a_missing_package_is_an_error_with_the_fix(option, package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"{package} is not installed; pip install 'mfedpba-mpi\[export\]'"):
         call(tmp_path, option, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_somewhere_to_write_and_a_run_are_needed(tmp_path):
+def test_a_format_and_a_run_are_required(tmp_path):
     with pytest.raises(UserError, match="choose --csv DIR, --parquet DIR or --tensorboard DIR"):
         call(tmp_path)
     with pytest.raises(UserError, match="no run at"):
         call(tmp_path, "--csv", tmp_path / "out")
 
 
-def test_the_command_is_known_without_loading_anything_heavy():
+def test_the_command_is_defined_without_heavy_imports():
     code = "import sys, mfedpba_mpi.cli.export\n"
     code += "print([name for name in ('pandas', 'numpy', 'h5py', 'torch', 'tensorboard') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Settings: precedence, presets, and errors that name the thing, the value and the fix."""
+"""Settings: names, precedence, presets and errors."""
 
 import json
 
@@ -19,18 +19,18 @@ def test_the_presets_are_those_of_the_papers_table():
     assert set(PRESETS) == {*CATALOG, "synthetic"}
 
 
-def test_a_variant_of_a_dataset_follows_its_preset():
+def test_a_variant_of_a_dataset_has_the_preset_of_its_base():
     assert make_config({"dataset": "reuters_1200"}).feature_dim == PRESETS["reuters"]["feature_dim"]
 
 
-def test_command_line_wins_over_file_and_file_over_preset():
+def test_precedence_is_command_line_file_preset():
     file = {"rounds": 7, "lr": 0.3, "mfedpba": {"lambda_1": 0.5, "tau": 0.7}}
     config = make_config({"dataset": "youtube", "rounds": "9", "mfedpba": {"tau": "0.9"}}, file)
     assert (config.rounds, config.lr, config.feature_dim) == (9, 0.3, 48)
     assert (config.params.lambda_1, config.params.tau, config.params.lambda_2) == (0.5, 0.9, 1.0)
 
 
-def test_a_method_is_given_its_parameters_by_their_names():
+def test_parameters_of_the_method_may_have_bare_names():
     by_name = RunConfig.of(dataset="youtube", tau=0.9)
     assert by_name == RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9})
     with pytest.raises(UserError, match="margin: belongs to method fedtgp, but this run's method is mfedpba"):
@@ -53,7 +53,7 @@ def test_full_and_bare_names_mean_the_same_on_the_command_line_in_a_file_and_in_
     assert make_config({"dataset": "youtube"}, {"tau": 0.1, "batch_size": 1}, list(given.items())) == expected
 
 
-def test_a_bare_name_is_a_parameter_of_the_run_s_method_whatever_others_have():
+def test_a_bare_name_is_a_parameter_of_the_run_s_method():
     config = make_config({"dataset": "youtube"}, {"server_epochs": 3}, [("method", "fedtgp")])
     assert (config.method, config.params.server_epochs) == ("fedtgp", 3)
     config = RunConfig.of(dataset="youtube", method="fedmvp", alpha=3.0)  # a setting of the run comes first
@@ -79,13 +79,13 @@ def test_values_of_set_are_as_in_toml_or_plain_words(text, value):
     assert parse_assignment(f"name={text}") == ("name", value)
 
 
-def test_a_run_of_a_method_that_is_not_there_names_the_method():
+def test_an_unknown_method_in_json_is_an_error_with_its_name():
     text = make_config({"dataset": "youtube"}).to_json().replace("mfedpba", "headavg")
     with pytest.raises(UserError, match=r"unknown method 'headavg'; .* with --plugin FILE\.py"):
         RunConfig.from_json(text)
 
 
-def test_a_method_that_is_no_name_at_all_is_an_error_of_the_file():
+def test_a_method_in_json_that_is_not_a_string_is_an_error():
     text = make_config({"dataset": "youtube"}).to_json().replace('"method": "mfedpba"', '"method": ["mfedpba"]')
     with pytest.raises(UserError, match="unknown method"):
         RunConfig.from_json(text)
@@ -128,14 +128,14 @@ def test_the_configuration_survives_json():
         ({"dataset": "youtube", "feature_dim": 7}, "feature-dim: 7 is odd"),
     ],
 )
-def test_what_is_wrong_is_named(given, words):
+def test_errors_name_the_setting_and_the_problem(given, words):
     with pytest.raises(UserError) as error:
         make_config(given)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_or_broken_file_is_named(tmp_path):
+def test_a_missing_or_invalid_file_is_an_error_with_its_path(tmp_path):
     with pytest.raises(UserError, match="cannot read the configuration"):
         read_toml(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
@@ -162,7 +162,7 @@ def test_defaults_that_depend_on_the_data(M, given, expected):
     assert (config.clients, config.partition, config.alpha) == expected
 
 
-def test_a_partition_file_says_how_many_clients_there_are(tmp_path):
+def test_a_partition_file_sets_the_number_of_clients(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("client,sample,modalities\n0,3,I0\n1,4,I1\n1,9,I1\n")
     given = {"dataset": "synthetic", "partition": str(path)}

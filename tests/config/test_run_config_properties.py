@@ -1,4 +1,4 @@
-"""Settings, whatever they are: a configuration that survives JSON, or one line that names what is wrong."""
+"""Any settings give a configuration that survives JSON, or an error of one line."""
 
 import datetime
 import json
@@ -37,15 +37,15 @@ WILD = st.sampled_from(ODD) | st.recursive(
 NAMES = st.sampled_from([*SETTINGS, *METHODS, "params"]) | st.text(max_size=8) | st.just("round\ns")
 
 
-def proper(cls: type, name: str) -> st.SearchStrategy:
-    """Values that the setting `cls.name` allows, as TOML has them."""
+def valid(cls: type, name: str) -> st.SearchStrategy:
+    """Valid TOML values of the setting `cls.name`."""
     kind, _ = kind_of(cls, name)
     if typing.get_origin(kind) is tuple:
-        return st.lists(_proper_item(cls, name, typing.get_args(kind)[0]), max_size=3)
-    return _proper_item(cls, name, kind)
+        return st.lists(_valid_item(cls, name, typing.get_args(kind)[0]), max_size=3)
+    return _valid_item(cls, name, kind)
 
 
-def _proper_item(cls: type, name: str, kind: type) -> st.SearchStrategy:
+def _valid_item(cls: type, name: str, kind: type) -> st.SearchStrategy:
     spec = fields_of(cls)[name].metadata
     if name == "dataset":
         return st.sampled_from(DATASETS)
@@ -60,14 +60,14 @@ def _proper_item(cls: type, name: str, kind: type) -> st.SearchStrategy:
 
 
 @st.composite
-def proper_settings(draw, datasets=DATASETS) -> dict:
-    """Some settings that go together, and some parameters of the method."""
+def valid_settings(draw, datasets=DATASETS) -> dict:
+    """Valid settings, with some parameters of the method."""
     method, dataset = draw(st.sampled_from(list(METHODS))), draw(st.sampled_from(datasets))
     free = [
         name for name in SETTINGS if name not in ("dataset", "method") and (dataset == "synthetic" or name not in SHAPE)
     ]
     values = {
-        name: draw(proper(RunConfig, name)) for name in draw(st.lists(st.sampled_from(free), unique=True, max_size=6))
+        name: draw(valid(RunConfig, name)) for name in draw(st.lists(st.sampled_from(free), unique=True, max_size=6))
     }
     if values.get("fusion", "sum") not in METHODS[method].fusions:
         del values["fusion"]
@@ -75,17 +75,17 @@ def proper_settings(draw, datasets=DATASETS) -> dict:
         values["feature_dim"] -= values["feature_dim"] % 2
     parameters = list(fields_of(METHODS[method]))
     chosen = draw(st.lists(st.sampled_from(parameters), unique=True, max_size=4)) if parameters else []
-    table = {name: draw(proper(METHODS[method], name)) for name in chosen}
+    table = {name: draw(valid(METHODS[method], name)) for name in chosen}
     return {"dataset": dataset, "method": method, **values, method: table}
 
 
 def outcome(make, *args):
-    """What `make` returns, or the one line of its UserError; any other exception is a failure."""
+    """The result of `make`, or the message of its UserError, which must be one line."""
     try:
         return make(*args)
     except UserError as error:
         text = str(error)
-        assert text.isprintable()  # so it is one line
+        assert text.isprintable()  # so it has no line breaks
         assert len(text) < 1000
         return text
 
@@ -95,17 +95,17 @@ ANY_SETTINGS = st.dictionaries(NAMES, WILD, max_size=3)
 
 @examples(300)
 @given(
-    proper_settings() | st.just({}),
+    valid_settings() | st.just({}),
     ANY_SETTINGS,
     ANY_SETTINGS,
     st.dictionaries(st.sampled_from(list(fields_of(MFedPBA))), WILD, max_size=2),
 )
-def test_any_settings_make_a_configuration_or_an_error_of_one_line(start, more, file, flags):
+def test_any_settings_give_a_configuration_or_an_error_of_one_line(start, more, file, flags):
     assert isinstance(outcome(make_config, {**start, **more}, file, list(flags.items())), RunConfig | str)
 
 
 def fits(cls: type, name: str, value) -> bool:
-    """Whether `value` is of the type and in the range that `cls.name` declares."""
+    """Whether `value` has the type and range of the setting `cls.name`."""
     spec, (kind, optional) = fields_of(cls)[name].metadata, kind_of(cls, name)
     if value is None:
         return optional
@@ -126,7 +126,7 @@ def fits(cls: type, name: str, value) -> bool:
 
 @examples(150)
 @given(WILD)
-def test_a_setting_is_of_its_type_and_in_its_range_or_named(value):
+def test_a_setting_has_its_type_and_range_or_is_named_in_an_error(value):
     for name in SETTINGS:
         found = outcome(make_config, {"dataset": "synthetic", name: value})
         if isinstance(found, str):
@@ -138,7 +138,7 @@ def test_a_setting_is_of_its_type_and_in_its_range_or_named(value):
 
 @examples(150)
 @given(WILD)
-def test_a_parameter_is_of_its_type_and_in_its_range_or_named(value):
+def test_a_parameter_has_its_type_and_range_or_is_named_in_an_error(value):
     for method, name in PARAMETERS:
         found = outcome(make_config, {"dataset": "youtube", "method": method, method: {name: value}})
         if isinstance(found, str):
@@ -158,8 +158,8 @@ def test_an_unknown_name_is_refused_and_shown(name, value, method, other):
 
 
 @examples(200)
-@given(proper_settings())
-def test_proper_settings_are_accepted_and_kept(values):
+@given(valid_settings())
+def test_valid_settings_are_accepted(values):
     config = make_config(values)
     method = values.pop(config.method) if isinstance(values.get(config.method), dict) else {}
     for target, given_values in ((config, values), (config.params, method)):
@@ -168,8 +168,8 @@ def test_proper_settings_are_accepted_and_kept(values):
 
 
 @examples(200)
-@given(proper_settings(), st.integers(1, 4), st.integers(1, 10**6))
-def test_a_configuration_comes_back_from_json_fitted_to_its_data_or_not(values, M, samples):
+@given(valid_settings(), st.integers(1, 4), st.integers(1, 10**6))
+def test_json_keeps_a_configuration_fitted_to_its_data_or_not(values, M, samples):
     config = make_config(values)
     info = Dataset("toy", samples, 3, tuple(Modality(f"I{m}", "I", 4) for m in range(M)))
     for made in (config, outcome(fit_to_data, config, info)):
@@ -181,11 +181,11 @@ def test_a_configuration_comes_back_from_json_fitted_to_its_data_or_not(values, 
 
 
 @examples(200)
-@given(proper_settings(), st.data())
-def test_what_json_lacks_is_named(values, data):
+@given(valid_settings(), st.data())
+def test_a_missing_setting_in_json_is_named(values, data):
     whole = make_config(values).as_dict()
     table = whole[whole["method"]]
-    paths = [(whole, name, name) for name in whole if name != "allow_synthetic"]  # which the first logs lack
+    paths = [(whole, name, name) for name in whole if name != "allow_synthetic"]  # missing in old logs
     paths += [(table, name, f"{whole['method']}.{name}") for name in table]
     where, name, label = data.draw(st.sampled_from(paths))
     del where[name]
@@ -194,7 +194,7 @@ def test_what_json_lacks_is_named(values, data):
 
 @examples(200)
 @given(
-    proper_settings(),
+    valid_settings(),
     NAMES,
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([{}, [[]]]),
     st.booleans(),
@@ -213,7 +213,7 @@ def test_json_with_another_key_or_value_is_a_configuration_or_an_error_of_one_li
 @example("[" * 100_000)
 @example("9" * 5000)
 @example("NaN")
-def test_any_other_text_is_no_configuration(text):
+def test_any_other_text_is_an_error(text):
     assert isinstance(outcome(RunConfig.from_json, text), str)
 
 
@@ -234,7 +234,7 @@ TOML_LIKE = st.lists(st.sampled_from(PIECES), max_size=30).map(lambda pieces: ""
 @example(b"rounds = 0x" + b"f" * 5000)
 @example(b"rounds = " + b"[" * 5000)
 @example(b'"a\\nb" = 1')
-def test_any_file_is_a_table_or_an_error_that_names_the_file(directory, content):
+def test_any_file_is_a_table_or_an_error_with_its_path(directory, content):
     path = directory / "any.toml"
     path.write_bytes(content)
     found = outcome(read_toml, path)
@@ -261,7 +261,7 @@ def _word(value) -> str:
 
 
 def _option(name: str, value, apart: bool) -> list[str]:
-    """``--name=value``; a list as one word, or `apart` as an option for each of its items; a flag is there or not."""
+    """``--name=value``, or a flag; a list as one word, or with `apart` as one option per item."""
     if name == "allow_synthetic":
         return ["--allow-synthetic" if value else "--no-synthetic"]
     if isinstance(value, bool):
@@ -273,8 +273,8 @@ def _option(name: str, value, apart: bool) -> list[str]:
 
 
 @examples(200)
-@given(proper_settings(datasets=[*CATALOG, "synthetic"]), st.booleans(), st.booleans())
-def test_the_command_line_and_a_file_say_the_same(directory, values, by_flag, apart):
+@given(valid_settings(datasets=[*CATALOG, "synthetic"]), st.booleans(), st.booleans())
+def test_the_command_line_and_a_file_give_the_same_configuration(directory, values, by_flag, apart):
     values = dict(values)
     method = values["method"]
     table = values.pop(method)

@@ -1,4 +1,4 @@
-"""A study file: what is crossed, what is refused, and what is written back."""
+"""Study files: runs, errors, and writing them back."""
 
 import tomllib
 from pathlib import Path
@@ -27,7 +27,7 @@ rounds = 1
 
 @pytest.fixture
 def written(tmp_path):
-    """A function that writes a study and reads it."""
+    """A function that writes a study file and reads it."""
 
     def write(text):
         (tmp_path / "mine.toml").write_text(text)
@@ -36,7 +36,7 @@ def written(tmp_path):
     return write
 
 
-def test_lists_are_crossed_in_the_order_of_the_file(written, tmp_path):
+def test_runs_are_in_the_order_of_the_axes_in_the_file(written, tmp_path):
     study = written(FILE)
     runs = study.plan(tmp_path)
     assert [str(run.path) for run in runs] == [
@@ -50,7 +50,7 @@ def test_lists_are_crossed_in_the_order_of_the_file(written, tmp_path):
     assert last.config.params.tau == 0.25
 
 
-def test_partition_files_are_crossed_and_called_by_their_stems(written, tmp_path):
+def test_values_of_an_axis_may_be_partition_files_labelled_by_their_stems(written, tmp_path):
     for name, client in (("one", 0), ("two", 1)):
         (tmp_path / f"{name}.csv").write_text(f"client,sample,modalities\n0,3,T\n{client},4,T\n")
     cross = f'[cross]\npartition = ["{tmp_path}/one.csv", "{tmp_path}/two.csv", "m1+"]\nseed = [0, 1]'
@@ -66,7 +66,7 @@ def test_partition_files_are_crossed_and_called_by_their_stems(written, tmp_path
         study.plan(tmp_path)
 
 
-def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
+def test_parameters_of_a_method_are_passed_to_its_runs_only(written, tmp_path):
     local, mfedpba = (written(FILE).plan(tmp_path)[i] for i in (0, 2))
     assert "--set" not in local.arguments
     assert " ".join(mfedpba.arguments) == (
@@ -91,26 +91,26 @@ def test_a_parameter_may_be_given_by_its_bare_name(written, tmp_path):
     assert crossed.layout.rows == ("mfedpba.lambda_1",)
 
 
-def test_what_is_true_or_false_is_a_flag(written, tmp_path):
+def test_boolean_settings_are_flags(written, tmp_path):
     text = '[settings]\ndataset = "youtube"\n[cross]\ntrack_gradients = [true, false]\n'
     on, off = (run.arguments for run in written(text).plan(tmp_path))
     assert on == ["--dataset", "youtube", "--track-gradients"]
     assert off == ["--dataset", "youtube"]
 
 
-def test_ranks_are_at_most_one_for_each_client_and_the_server(written, tmp_path):
+def test_a_run_has_at_most_one_rank_per_client_and_one_for_the_server(written, tmp_path):
     study = written(FILE)
     assert {run.ranks for run in study.plan(tmp_path)} == {4}
     assert [run.ranks for run in study.with_changes({"ranks": 9}).plan(tmp_path)] == [7] * 4 + [9] * 4
 
 
-def test_the_quick_form_cuts_lists_and_changes_settings(written, tmp_path):
+def test_the_quick_form_changes_axes_and_settings(written, tmp_path):
     runs = written(FILE).quick_form().plan(tmp_path)
     assert len(runs) == 4
     assert {run.config.rounds for run in runs} == {1}
 
 
-def test_a_study_may_start_from_another(written, tmp_path):
+def test_a_study_may_change_another(written, tmp_path):
     text = 'base = "main-table"\ntitle = "x"\n[settings]\nrounds = 3\nallow_synthetic = true\n[cross]\nseed = [8]\n'
     text += 'cell = ["YouTube M1"]\n'
     runs = written(text).plan(tmp_path)
@@ -119,7 +119,7 @@ def test_a_study_may_start_from_another(written, tmp_path):
         written('base = "main-table"\n[cross]\nsed = [8]\n')
 
 
-def test_a_title_has_the_settings_that_the_study_has_now(written):
+def test_a_title_has_the_current_values_of_settings(written):
     study = find_study("ablation")
     assert study.title == "Ablation of MFedPBA, caltech101 m2, fusion separate"
     study = study.with_changes({"dataset": "mfeat", "fusion": "sum"})
@@ -130,7 +130,7 @@ def test_a_title_has_the_settings_that_the_study_has_now(written):
     assert odd.title == "0, 1 2 {x} {}"
 
 
-def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_its_own_way(written, tmp_path):
+def test_a_study_may_change_the_layout_and_the_quick_form_of_another(written, tmp_path):
     study = written('base = "main-table"\nalone = true\n[table]\nmeasure = "best"\n[quick]\nrounds = 2\nseed = [5]\n')
     assert (study.layout.measure, study.alone, study.quick) == ("best", True, {"rounds": 2, "seed": [5]})
     as_it_was = written('base = "main-table"\n')
@@ -141,7 +141,7 @@ def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_
 
 
 @pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
-def test_what_is_written_back_is_the_same_study(name, tmp_path):
+def test_a_study_survives_toml(name, tmp_path):
     study = find_study(name)
     (tmp_path / "study.toml").write_text(study.to_toml())
     again = read_study(tmp_path / "study.toml")
@@ -151,7 +151,7 @@ def test_what_is_written_back_is_the_same_study(name, tmp_path):
     assert again.layout == study.layout
 
 
-def test_lists_of_a_method_s_settings_are_crossed_too(written, tmp_path):
+def test_an_axis_may_be_a_parameter_of_a_method(written, tmp_path):
     study = written(
         '[settings]\ndataset = "youtube"\n[cross]\nmfedpba.lambda_1 = [0.1, 5]\nmfedpba.without = [["fea"], []]\n'
     )
@@ -179,7 +179,7 @@ def test_lists_of_a_method_s_settings_are_crossed_too(written, tmp_path):
         ("[cross]\nseed = [", "is not valid TOML"),
     ],
 )
-def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
+def test_errors_in_a_file_have_its_path(written, text, words):
     with pytest.raises(UserError) as caught:
         written(text)
     assert words in str(caught.value)
@@ -212,13 +212,13 @@ def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
         ),
     ],
 )
-def test_every_run_is_checked_before_one_starts(written, tmp_path, text, words):
+def test_plan_checks_every_run(written, tmp_path, text, words):
     with pytest.raises(UserError) as caught:
         written(text).plan(tmp_path)
     assert words in str(caught.value)
 
 
-def test_a_study_that_is_only_read_may_name_what_is_not_known_here(written, tmp_path):
+def test_reading_a_study_accepts_unknown_methods(written, tmp_path):
     study = written(
         "[settings]\ndataset = 'mine'\nheadavg.weighted = true\n[cross]\nmethod = ['headavg', 'local', 'größe']\n"
         "seed = [0]\n[labels]\nheadavg = 'HeadAvg'\n'größe' = 'Größe'\n"
@@ -229,13 +229,13 @@ def test_a_study_that_is_only_read_may_name_what_is_not_known_here(written, tmp_
         study.plan(tmp_path)
 
 
-def test_an_unknown_study_is_answered_with_those_there_are():
+def test_an_unknown_study_is_an_error_with_the_list_of_studies():
     with pytest.raises(UserError, match=r"no study 'main-tabel' \(did you mean 'main-table'\?\); .*lambda-grid"):
         find_study("main-tabel")
 
 
-def test_the_paper_s_experiments_are_there(tmp_path):
-    """Their sizes by hand: cells x methods x seeds, and so on."""
+def test_the_paper_s_experiments_are_shipped(tmp_path):
+    """Expected sizes by hand: cells x methods x seeds, etc."""
     counts = {study.name: len(study.run_keys()) for study in shipped_studies()}
     assert counts == {
         "main-table": 16 * 8 * 5, "main-table-sum": 16 * 8 * 5, "feature-dim": 5 * 8 * 5, "lambda-grid": 9 * 9 * 3,
@@ -249,7 +249,7 @@ def test_the_paper_s_experiments_are_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
-def test_every_experiment_has_a_quick_form_of_few_short_runs(name, tmp_path):
+def test_every_shipped_study_has_a_quick_form_of_few_short_runs(name, tmp_path):
     runs = find_study(name).quick_form().plan(tmp_path)
     assert 1 < len(runs) <= 16
     assert max(run.config.rounds for run in runs) <= 10

@@ -1,4 +1,4 @@
-"""Whatever a study file holds, it is a study or one clear error; and a study is what it writes."""
+"""Any document is a study or an error of one line, and a study survives TOML."""
 
 import tomllib
 
@@ -53,11 +53,11 @@ def test_a_document_is_a_study_or_a_clear_error(tmp_path_factory, document):
         paths = [key.path for key in study.run_keys()]
         study.plan(tmp_path_factory.getbasetemp())
     except UserError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-    assert "\n" not in said
-    if said:
+        message = ""
+    assert "\n" not in message
+    if message:
         return
     assert len(set(paths)) == len(paths)
     assert not any(path.is_absolute() or ".." in path.parts for path in paths)
