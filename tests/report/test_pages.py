@@ -115,7 +115,7 @@ def test_a_run_that_is_given_twice_is_said_to_count_once(made, tmp_path, monkeyp
     run, asked = made().path, []
     monkeypatch.setattr("mfedpba_mpi.report.pages.make_page", lambda sources: asked.extend(sources) or Page("a page"))
     done = CliRunner().invoke(report_command, [*map(str, (run.parent, run)), "--out", str(tmp_path)])
-    assert f"{run} is given more than once and counts once" in done.output
+    assert f"{run} is given more than once; it is included once" in done.output
     assert asked == [run.parent]
 
 
@@ -154,7 +154,7 @@ def test_a_study_has_its_table_figures_and_every_client(study):
 def test_the_command_writes_a_page_figures_and_tables(study, command, tmp_path):
     done = command("report", study, "--out", "page")
     assert done.returncode == 0, done.stderr
-    assert "the page: page/index.html" in done.stdout
+    assert "page: page/index.html" in done.stdout
     names = sorted(path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*.*"))
     assert {"index.html", "figures/convergence.pdf", "figures/convergence.png", "tables/table.csv"} <= set(names)
     assert "tables/table.tex" in names
