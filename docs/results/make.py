@@ -19,17 +19,19 @@ from pathlib import Path
 
 import numpy as np
 
+from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records.run import Run
 from mfedpba_mpi.report import save
 from mfedpba_mpi.report.study_figures import client_cells, figures_from
-from mfedpba_mpi.studies.formats import as_markdown, raw
-from mfedpba_mpi.studies.study import SEED, Place, Study, find_study, put
-from mfedpba_mpi.studies.tables import MEASURES, Results, ended, lay_out, subtracted
+from mfedpba_mpi.studies.formats import as_markdown, runs_csv
+from mfedpba_mpi.studies.study import SEED, RunKey, Study
+from mfedpba_mpi.studies.study_file import find_study
+from mfedpba_mpi.studies.tables import MEASURES, Results, difference_table, ended_runs, lay_out
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "results.md"
 BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
-Lines = list[tuple[Place, dict[str, str]]]
+Lines = list[tuple[RunKey, dict[str, str]]]
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Record:
     def of(cls, name: str, runs: Path) -> Record:
         """What is known of a study, with what the runs that are there add to it."""
         study, there = find_study(str(HERE / f"{name}.toml")), (runs / name).is_dir()
-        numbers = _merge(study, HERE / f"{name}.csv", raw(study, runs / name) if there else "")
+        numbers = _merge(study, HERE / f"{name}.csv", runs_csv(study, runs / name) if there else "")
         rounds = _merge(study, HERE / f"{name}-rounds.csv", _rounds(study, runs / name) if there else "")
         return cls(study, numbers, rounds)
 
@@ -74,7 +76,7 @@ class Record:
         labels = [row.name for row in parts[0].rows]
         columns = [
             [
-                replace(cell, against="").words(part.measure.digits) if cell else "-"
+                replace(cell, against="").full_text(part.measure.digits) if cell else "-"
                 for (cell,) in (row.cells for row in part.rows)
             ]
             for part in parts
@@ -90,7 +92,7 @@ class Record:
             if row[measure] or row["status"] != "complete"
         ]
         kind = MEASURES[measure][0]
-        return subtracted(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
+        return difference_table(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
 
     def clients(self) -> Iterator[str]:
         """For each cell of the table the accuracy of each client, a row a method."""
@@ -110,17 +112,17 @@ def _merge(study: Study, file: Path, text: str) -> Lines:
     texts = [file.read_text(encoding="utf-8")] if file.exists() else []
     texts += [text] if text else []
     lines = {tuple(line.split(",")[: len(study.axes)]): line for each in texts for line in each.splitlines()[1:]}
-    known = [(place, lines[key]) for place in study.places() if (key := tuple(place.labels.values())) in lines]
+    known = [(place, lines[key]) for place in study.run_keys() if (key := tuple(place.labels.values())) in lines]
     header = max((each.splitlines()[0] for each in texts), key=len, default="")  # of as many rounds as any has
     if text and known:
-        put(file, "\n".join([header, *(line for _, line in known)]) + "\n")
+        write_text(file, "\n".join([header, *(line for _, line in known)]) + "\n")
     return [(place, next(csv.DictReader([header, line]))) for place, line in known]
 
 
 def _rounds(study: Study, directory: Path) -> str:
     """A line of CSV for each run that has ended: its choices and its average accuracy in % after each round."""
     lines, longest = [], 0
-    for place, run in ended(study, directory):
+    for place, run in ended_runs(study, directory):
         lines.append(",".join([*place.labels.values(), *(f"{100 * x:.2f}" for x in run.average())]))
         longest = max(longest, len(run.average()))
     return "\n".join([",".join([*study.axes, *map(str, range(1, longest + 1))]), *lines])
@@ -135,7 +137,7 @@ def _as_run(row: dict[str, str], curve: dict[str, str]) -> Run:
     return Run(HERE, attributes, rounds, {}, {})
 
 
-def _beside(place: Place) -> tuple[str, ...]:
+def _beside(place: RunKey) -> tuple[str, ...]:
     """What a run has in common with those that it is compared with: all but its method and its seed."""
     return tuple(label for axis, label in place.labels.items() if axis not in ("method", SEED))
 
@@ -162,7 +164,7 @@ def main(runs: Path) -> None:
         return f"{first}{inner}{last}"
 
     for page in (PAGE, HERE / "clients.md"):
-        put(page, BLOCK.sub(block, page.read_text(encoding="utf-8")))
+        write_text(page, BLOCK.sub(block, page.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``mfedpba-mpi clean``: free the disk that complete runs no longer need, which is mostly checkpoints."""
+"""``mfedpba-mpi clean``: remove checkpoints of complete runs and temporary files of killed ones."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from mfedpba_mpi.errors import COMPLETE, INTERRUPTED, RUNNING, UserError
 
 @click.command(short_help="Remove the checkpoints of complete runs.")
 @click.argument("paths", metavar="RUN|STUDY...", nargs=-1, required=True, type=PathType)
-@click.option("--dry-run", is_flag=True, help="say what would be freed; remove nothing")
+@click.option("--dry-run", is_flag=True, help="show what would be freed; remove nothing")
 def clean(paths: tuple[Path, ...], dry_run: bool) -> None:
-    """Remove the checkpoints of complete runs, and unfinished files that killed runs have left.
+    """Remove the checkpoints of complete runs, and temporary files of killed runs.
 
     \b
     mfedpba-mpi clean runs/main-table --dry-run
-    mfedpba-mpi clean runs                             all runs below runs
+    mfedpba-mpi clean runs                             all runs in runs/
 
-    A complete run without checkpoints is read as before, but cannot be extended any more (`resume --rounds N`). Logs
-    are never removed. A run that is going is not touched, and one that is not complete keeps all its checkpoints.
-    `mfedpba-mpi data clean` removes the shards of datasets.
+    Logs are never removed. A complete run without checkpoints can still be read, but no longer extended (`resume
+    --rounds N`). Active runs are skipped, and incomplete runs keep their checkpoints. `mfedpba-mpi data clean` removes
+    the shards of datasets.
     """
     from mfedpba_mpi.cli.console import bytes_of, count
 
-    total = shortened = 0
+    total = not_extendable = 0
     for directory in runs_in(paths):
         status, freed = clean_run(directory, dry_run)
         total += freed
-        shortened += status == COMPLETE and freed > 0
+        not_extendable += status == COMPLETE and freed > 0
         if freed or status != COMPLETE:
             click.echo(f"{directory}: {bytes_of(freed)}{'' if status == COMPLETE else f' ({status})'}")
     verb, can = ("would free", "could") if dry_run else ("freed", "can")
-    price = f"; {count(shortened, 'run')} {can} no longer be extended" if shortened else ""
-    click.echo(f"{verb} {bytes_of(total)}{price}")
+    note = f"; {count(not_extendable, 'run')} {can} no longer be extended" if not_extendable else ""
+    click.echo(f"{verb} {bytes_of(total)}{note}")
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
-    """The directories of the runs at the paths and below, each once."""
+    """The directories of all runs in `paths`, without duplicates."""
     from mfedpba_mpi.records.run import LOG_NAME
 
-    found: dict[Path, Path] = {}
+    directories: dict[Path, Path] = {}
     for path in paths:
-        below = {Path(at).resolve(): Path(at) for at, _, files in os.walk(path) if LOG_NAME in files}
-        if not below:
-            raise UserError(f"clean: there is no run in {path}; give the directory of a run or of a study")
-        found |= below
-    return sorted(found.values())
+        in_path = {Path(root).resolve(): Path(root) for root, _, files in os.walk(path) if LOG_NAME in files}
+        if not in_path:
+            raise UserError(f"clean: no run in {path}; give the directory of a run or of a study")
+        directories |= in_path
+    return sorted(directories.values())
 
 
 def clean_run(directory: Path, dry_run: bool = False) -> tuple[str, int]:
-    """Clean the run in a directory; its status, and how many bytes that frees."""
+    """Clean the run in a directory; return its status and the number of bytes freed."""
     from mfedpba_mpi.records.lock import DirectoryInUse, held, locked
     from mfedpba_mpi.records.run import CHECKPOINTS, LOG_NAME, load_run
     from mfedpba_mpi.records.status import UNREADABLE
@@ -70,21 +70,21 @@ def clean_run(directory: Path, dry_run: bool = False) -> tuple[str, int]:
                 status = load_run(directory).status
             except UserError:
                 status = UNREADABLE
-            status = INTERRUPTED if status == RUNNING else status  # no process holds the lock: it was killed
-            spare = [*checkpoints.glob(".round-*.part"), *directory.glob(f".{LOG_NAME}.part")]
-            spare += checkpoints.glob("round-*") if status == COMPLETE else ()
-            freed = sum(map(disk_of, spare))
+            status = INTERRUPTED if status == RUNNING else status  # no process holds the lock, so it was killed
+            removable = [*checkpoints.glob(".round-*.part"), *directory.glob(f".{LOG_NAME}.part")]
+            removable += checkpoints.glob("round-*") if status == COMPLETE else ()
+            freed = sum(map(disk_of, removable))
             if not dry_run:
-                remove(spare)
+                remove(removable)
                 with suppress(OSError):
-                    checkpoints.rmdir()  # where nothing is left in it
+                    checkpoints.rmdir()  # if it is empty
             return status, freed
-    except DirectoryInUse:  # since a moment ago
+    except DirectoryInUse:  # it has just been started
         return RUNNING, 0
 
 
 def disk_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a directory."""
+    """Size of a file, or of all files in a directory, in bytes."""
     return sum(file.lstat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir())
 
 
@@ -94,6 +94,6 @@ def remove(paths: Iterable[Path]) -> None:
         try:
             (shutil.rmtree if path.is_dir() else os.unlink)(path)
         except FileNotFoundError:
-            pass  # somebody else was faster
+            pass  # another process has removed it
         except OSError as error:
-            raise UserError(f"cannot remove {path}: {error.strerror}; may you write there?") from None
+            raise UserError(f"cannot remove {path}: {error.strerror}; check permissions") from None

@@ -1,4 +1,4 @@
-"""``mfedpba-mpi export``: runs for other programs, as CSV, Parquet or TensorBoard's event files."""
+"""``mfedpba-mpi export``: runs as CSV, Parquet or TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ from mfedpba_mpi.errors import UserError
 @click.option(
     "--tensorboard", type=PathType, metavar="DIR", help="write event files into DIR/<run> (needs tensorboard)"
 )
-@click.option("--overwrite", is_flag=True, help="replace files that are there")
+@click.option("--overwrite", is_flag=True, help="replace existing files")
 def export(
     paths: tuple[Path, ...], csv: Path | None, parquet: Path | None, tensorboard: Path | None, overwrite: bool
 ) -> None:
-    """Write runs, finished or not, for other programs.
+    """Export runs, finished or not, for other programs.
 
     \b
     mfedpba-mpi export runs/youtube-m2-mfedpba-s0 --csv tables
     mfedpba-mpi export runs/*/ --parquet tables --tensorboard events
 
-    Tables are rounds (a row a round), clients_rounds (a row for each round and client), clients and modalities, with
-    all runs in them; config.json has the settings. docs/reading.md says what the columns are.
+    CSV and Parquet files contain all runs: rounds, clients_rounds (a row per round and client), clients and modalities;
+    config.json has the settings. docs/reading.md describes the columns.
     """
     if not (csv or parquet or tensorboard):
-        raise UserError("export: nothing to write; choose --csv DIR, --parquet DIR or --tensorboard DIR")
+        raise UserError("export: no format given; choose --csv DIR, --parquet DIR or --tensorboard DIR")
     for wanted, module in ((parquet, "pyarrow"), (tensorboard, "tensorboard")):
         if wanted:
-            _need(module)
+            _require(module)
     from mfedpba_mpi.records.export import Writer, event_files, named, table_files, write
     from mfedpba_mpi.records.run import load_run
 
-    found = (load_run(os.path.abspath(path)) for given in paths for path in _runs_at(given))
-    loaded = {run.path: run for run in found}  # each of them once
-    runs = named(list(loaded.values()))
+    loaded = (load_run(os.path.abspath(run_path)) for path in paths for run_path in _runs_in(path))
+    runs = named(list({run.path: run for run in loaded}.values()))  # without duplicates
     files: dict[Path, Writer] = {}
     if csv:
         files |= table_files(runs, csv, "csv")
@@ -51,26 +50,29 @@ def export(
     if tensorboard:
         files |= event_files(runs, tensorboard)
     write(files, overwrite)
-    said = sum(run.synthetic for run in runs.values())
-    origin = "" if not said else ", SYNTHETIC data" if said == len(runs) else f", {said} of them on SYNTHETIC data"
-    for directory in dict.fromkeys(place for place in (csv, parquet, tensorboard) if place):
-        click.echo(f"wrote {directory} ({len(runs)} run{'s' * (len(runs) > 1)}{origin})")
+    synthetic = sum(run.synthetic for run in runs.values())
+    every = synthetic == len(runs)
+    origin = "" if not synthetic else ", SYNTHETIC data" if every else f", {synthetic} of them on SYNTHETIC data"
+    from mfedpba_mpi.cli.console import count
+
+    for directory in dict.fromkeys(filter(None, (csv, parquet, tensorboard))):
+        click.echo(f"wrote {directory} ({count(len(runs), 'run')}{origin})")
 
 
-def _runs_at(path: Path) -> list[Path]:
-    """The run at a path, or those of the study there that have begun."""
+def _runs_in(path: Path) -> list[Path]:
+    """The path of a run, or of all runs of a study that have started."""
     from mfedpba_mpi.records.run import LOG_NAME
-    from mfedpba_mpi.studies.study import FILE, read_study
+    from mfedpba_mpi.studies.study_file import FILE, read_study
 
     if not (path / FILE).is_file():
         return [path]
-    begun = [path / place.path for place in read_study(path / FILE).places() if (path / place.path / LOG_NAME).exists()]
-    if not begun:
-        raise UserError(f"export: no run of the study in {path} has begun")
-    return begun
+    started = [path / key.path for key in read_study(path / FILE).run_keys() if (path / key.path / LOG_NAME).exists()]
+    if not started:
+        raise UserError(f"export: no run of the study in {path} has started")
+    return started
 
 
-def _need(module: str) -> None:
+def _require(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""The command line: parse, check, call. Everything heavy is imported when it is needed."""
+"""The command line. Heavy modules are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from mfedpba_mpi.methods.params import METHODS
 
 
 class DefaultGroup(click.Group):
-    """A group whose first option, where no command is named, starts `run`; plugins may be named before."""
+    """A group with `run` as its default command; --plugin may precede the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = 0
+        first = 0  # the first argument that is not a --plugin
         while first + 1 < len(args) and args[first].partition("=")[0] == "--plugin":
             first += 1 if "=" in args[first] else 2
-        named, rest = args[:first], args[first:] or ["--help"]
+        plugin_args, rest = args[:first], args[first:] or ["--help"]
         if rest[0].startswith("-") and rest[0] not in ("--help", "-h", "--version"):
             rest = ["run", *rest]
-        return super().parse_args(ctx, [*named, *rest])
+        return super().parse_args(ctx, [*plugin_args, *rest])
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help(ctx, formatter)
@@ -60,17 +60,17 @@ def cli() -> None:
 
     \b
     mfedpba-mpi --dataset youtube                      one process
-    mpirun -n 7 mfedpba-mpi --dataset youtube          a server and six clients, a rank each
+    mpirun -n 7 mfedpba-mpi --dataset youtube          a server and six clients, one rank each
     mpirun -n 3 mfedpba-mpi --dataset mfeat --method local --rounds 50 --seed 1
-    mpirun -n 7 mfedpba-mpi check                      whether it works here, before anything long is started
-    mfedpba-mpi config --dataset youtube               every setting of that run, as a file to start from
-    mfedpba-mpi data list                              which datasets are there
-    mfedpba-mpi study run main-table --quick           the paper's table in small: many runs from one file
-    mfedpba-mpi watch runs/youtube-m2-mfedpba-s0       look on while it goes
-    mfedpba-mpi report runs/youtube-m2-mfedpba-s0      a page with figures and tables
+    mpirun -n 7 mfedpba-mpi check                      test the installation, MPI and the file system
+    mfedpba-mpi config --dataset youtube               all settings of that run, as a TOML file
+    mfedpba-mpi data list                              available datasets
+    mfedpba-mpi study run main-table --quick           the paper's main table in small
+    mfedpba-mpi watch runs/youtube-m2-mfedpba-s0       watch the progress of a run
+    mfedpba-mpi report runs/youtube-m2-mfedpba-s0      make a page with figures and tables
 
-    An option without a command belongs to `run`. The same seed gives the same bits on any number of ranks. Every
-    command takes --plugin FILE.py, a file with methods, extractors or datasets of your own.
+    Without a command, options belong to `run`. The same seed gives the same bits on any number of ranks. All commands
+    accept --plugin FILE.py, a Python file with your own methods, extractors or datasets.
     """
 
 
@@ -81,48 +81,46 @@ def cli() -> None:
     "--out", type=PathType, metavar="DIR",
     help="run directory  [default: runs/<dataset>-<partition>-<method>-s<seed>]",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="replace a run that is already there")
-@click.option("--resume", "go_on", is_flag=True, help="go on with the run that is there, if one is (for batch jobs)")
-def run(out: Path | None, overwrite: bool, go_on: bool, data_dir: Path, **options: Any) -> None:
-    """Train a method on a dataset; write OUT/run.h5 round by round.
+@click.option("--overwrite", is_flag=True, help="replace an existing run")
+@click.option("--resume", "resuming", is_flag=True, help="resume the run in OUT if there is one (for batch jobs)")
+def run(out: Path | None, overwrite: bool, resuming: bool, data_dir: Path, **options: Any) -> None:
+    """Train a method on a dataset, and log every round to OUT/run.h5.
 
-    SIGUSR1, SIGTERM and SIGINT end it in order, with a checkpoint and exit code 75; `mfedpba-mpi resume OUT` goes on.
-    Ctrl-C on Open MPI's mpirun leaves it 0.2 s for that, and mpirun's exit code is 1.
+    On SIGUSR1, SIGTERM or SIGINT a run writes a checkpoint and stops with exit code 75; continue it with `mfedpba-mpi
+    resume OUT`. After Ctrl-C, Open MPI's mpirun kills the ranks after 0.2 s and its exit code is 1.
     """
-    if overwrite and go_on:
-        raise UserError(
-            "overwrite: --resume continues the run that is there, --overwrite replaces it; give one of them"
-        )
+    if overwrite and resuming:
+        raise UserError("overwrite: --resume continues an existing run, --overwrite replaces it; give only one of them")
     fault_tolerance = read_fault_tolerance(options)
     config = read_settings(data_dir=data_dir, **options)
     directory = out or Path("runs") / config.run_name
-    if go_on:
+    if resuming:
         from mfedpba_mpi.engine.resume import find_same, resumed
 
         config, complete = resumed(find_same(directory, config), config, data_dir)
         if complete:
             click.echo(f"the run in {directory} is complete")
             return
-    claim(directory, overwrite or go_on)
-    launch(config, data_dir, directory, fault_tolerance, resume=go_on)
+    claim(directory, overwrite or resuming)
+    launch(config, data_dir, directory, fault_tolerance, resume=resuming)
 
 
-@cli.command(cls=RunCommand, short_help="Go on with an interrupted run, or extend a finished one.")
+@cli.command(cls=RunCommand, short_help="Resume an interrupted run, or extend a complete one.")
 @click.argument("directory", metavar="RUN", type=PathType)
-@click.option("--rounds", type=int, metavar="N", help="extend the run to so many rounds")
+@click.option("--rounds", type=int, metavar="N", help="extend the run to N rounds")
 @fault_tolerance_settings
 @click.option(
     "--data-dir", type=PathType, metavar="DIR",
-    help="where its feature store is kept  [default: the directory that it was started with]",
+    help="directory of the feature stores  [default: as when the run was started]",
 )  # fmt: skip
 def resume(directory: Path, rounds: int | None, data_dir: Path | None, **options: Any) -> None:
-    """Go on with the run in the directory RUN from its last checkpoint, on any number of ranks.
+    """Resume the run in the directory RUN from its last checkpoint, with its own settings, on any number of ranks.
 
     \b
     mfedpba-mpi resume runs/youtube-m2-mfedpba-s0
-    mpirun -n 7 mfedpba-mpi resume runs/youtube-m2-mfedpba-s0 --rounds 600     longer than it was meant to be
+    mpirun -n 7 mfedpba-mpi resume runs/youtube-m2-mfedpba-s0 --rounds 600     more rounds than before
 
-    Its numbers will be those of a run that was never interrupted, bit for bit. Settings are the run's own.
+    The results are the same, bit for bit, as without the interruption.
     """
     from mfedpba_mpi.cli.console import count
     from mfedpba_mpi.engine.resume import extended, stored_run
@@ -132,46 +130,33 @@ def resume(directory: Path, rounds: int | None, data_dir: Path | None, **options
     stored = stored_run(directory)
     config = extended(stored.config, rounds) if rounds is not None else stored.config
     if stored.status == COMPLETE and config == stored.config:
-        click.echo(f"the run in {directory} is complete ({count(config.rounds, 'round')}); --rounds N extends it")
+        click.echo(f"the run in {directory} is complete ({count(config.rounds, 'round')}); extend it with --rounds N")
         return
     if data_dir:
         check_data_dir(data_dir)
     launch(config, data_dir or stored.data_dir, directory, fault_tolerance, resume=True)
 
 
-@cli.command(cls=RunCommand, short_help="Train MFedPBA without each of its parts in turn.")
+@cli.command(hidden=True, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def ablate(arguments: tuple[str, ...]) -> None:
+    """Refer to the study that has replaced this command."""
+    raise UserError("ablate: the ablation is a study; use `mfedpba-mpi study run ablation --set dataset=NAME`")
+
+
+@cli.command(cls=RunCommand, short_help="Predict the memory, payload, time and disk space of a run.")
 @run_settings
-@fault_tolerance_settings
-@click.option("--out", type=PathType, metavar="DIR", help="where the runs go  [default: runs/<...>-ablation]")
-def ablate(out: Path | None, data_dir: Path, **options: Any) -> None:
-    """Train MFedPBA whole, without each of its loss terms in turn, and with equal averaging (EA); make one table.
-
-    \b
-    mpirun -n 7 mfedpba-mpi ablate --dataset caltech101 --fusion separate
-
-    Takes the settings of `run`. Finished runs under OUT are kept and interrupted ones resumed, so that the command may
-    be repeated; the table is printed and stored in OUT as text, Markdown, LaTeX and CSV.
-    """
-    from mfedpba_mpi.studies.ablation import run_ablation
-
-    fault_tolerance = read_fault_tolerance(options)
-    config = read_settings(data_dir=data_dir, **options)
-    run_ablation(config, data_dir, out or Path("runs") / f"{config.run_name}-ablation", fault_tolerance)
-
-
-@cli.command(cls=RunCommand, short_help="Predict the memory, payload and time of a run on so many ranks.")
-@run_settings
-@click.option("--ranks", type=int, metavar="N", help="ranks, the server's among them  [default: K + 1]")
-@click.option("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over, in blocks  [default: 1]")
-@click.option("--cores", type=int, metavar="N", help="cores of a node  [default: as many as here]")
-@click.option("--gpus", type=int, default=0, metavar="N", help="GPUs of a node  [default: 0]")
+@click.option("--ranks", type=int, metavar="N", help="number of ranks, including the server  [default: K + 1]")
+@click.option("--nodes", type=int, default=1, metavar="N", help="nodes, each with consecutive ranks  [default: 1]")
+@click.option("--cores", type=int, metavar="N", help="cores per node  [default: as on this machine]")
+@click.option("--gpus", type=int, default=0, metavar="N", help="GPUs per node  [default: 0]")
 def plan(data_dir: Path, ranks: int | None, nodes: int, cores: int | None, gpus: int, **options: Any) -> None:
-    """Predict what a run needs on a cluster, from a second or two of calibration here; nothing is written.
+    """Predict the resources of a run on a cluster, from a second or two of calibration on this machine.
 
     \b
     mfedpba-mpi plan --dataset youtube --clients 100 --ranks 101 --nodes 4 --cores 32
 
-    Takes the settings of `run`.
+    Accepts the settings of `run`. Starts and writes nothing.
     """
     config = read_settings(data_dir=data_dir, **options)
     from mfedpba_mpi.cli.console import console
@@ -182,40 +167,38 @@ def plan(data_dir: Path, ranks: int | None, nodes: int, cores: int | None, gpus:
         console().print(line)
 
 
-@cli.command(
-    "config", cls=RunCommand, short_help="Print the settings of a run, the dataset's preset among them, as TOML."
-)
+@cli.command("config", cls=RunCommand, short_help="Print all settings of a run as TOML.")
 @run_settings
 def show_config(data_dir: Path, **options: Any) -> None:
-    """Print every setting that a run with these options would have, as a file for --config.
+    """Print all settings of a run with these options, as a file for --config.
 
     \b
     mfedpba-mpi config --dataset youtube --clients 20 > mine.toml
     mfedpba-mpi --config mine.toml
 
-    Takes the settings of `run`. Comments say which values come from the dataset's preset.
+    Accepts the settings of `run`. Comments mark values from the dataset's preset.
     """
     click.echo(read_settings(data_dir=data_dir, **options).to_toml(), nl=False)
 
 
-@cli.command(short_help="See whether it works here, on so many ranks.")
+@cli.command(short_help="Test the installation, MPI and the file system.")
 @click.option(
     "--dir",
     "directory",
     type=PathType,
     default=Path(),
     metavar="DIR",
-    help="a directory that all nodes have to share  [default: this one]",
+    help="a directory that all nodes must share  [default: the current one]",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="as in `run`")
 def check(directory: Path, device: str) -> None:
-    """See whether the program works here: ranks and their cores and devices, shared files, messages, the same bits.
+    """Test this installation: ranks, cores and devices, shared files, MPI messages, and that results are reproduced.
 
     \b
     mpirun -n 7 mfedpba-mpi check
     srun --mpi=pmix --ntasks=64 mfedpba-mpi check --dir $SCRATCH
 
-    Takes seconds, and leaves nothing behind. Exit codes: 0 all is well, 1 it is not, 2 something to put right.
+    Takes a few seconds and removes its files. Exit code 0: passed, 1: failed, 2: usage or environment error.
     """
     check_slurm(clients=6)
     from mfedpba_mpi.cli.console import console
@@ -225,24 +208,20 @@ def check(directory: Path, device: str) -> None:
         console().print(line)
 
 
-for parameter in ablate.params:  # what it sets itself
-    if isinstance(parameter, click.Option) and parameter.name in ("method", "flag__without", "flag__equal_average"):
-        parameter.hidden = True
-
 for command in (data, study, watch, report, export, clean):
     cli.add_command(command)
 
 
 @cli.command("methods", short_help="List the methods and their parameters.")
 def list_methods() -> None:
-    """List the methods with a sentence each, their parameters and defaults (`--set METHOD.NAME=VALUE`, or TOML)."""
+    """List all methods with their parameters and defaults; set them with --set METHOD.NAME=VALUE."""
     from mfedpba_mpi.cli.console import console, table
 
     plugins.load_defaults()
     for name, cls in METHODS.items():
         click.echo(f"{name}: {cls.label}. {cls.__doc__}")
         rows = [
-            (f"  {name}.{parameter}", default_of(parameter, field.default), _meaning_of(field.metadata))
+            (f"  {name}.{parameter}", default_of(parameter, field.default), _help_text(field.metadata))
             for parameter, field in fields_of(cls).items()
         ]
         if rows:
@@ -257,22 +236,22 @@ def _load_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[P
 def _plugin_option(hidden: bool) -> click.Option:
     return click.Option(
         ["--plugin"], type=PathType, multiple=True, metavar="FILE.py", expose_value=False, callback=_load_plugins,
-        help=f"a file with methods, extractors or datasets of your own; may be repeated (or ${plugins.VARIABLE})",
+        help=f"load your own methods, extractors or datasets; may be repeated (or ${plugins.VARIABLE})",
         hidden=hidden,
     )  # fmt: skip
 
 
-def _take_plugins(command: click.Command) -> None:
-    """Let a command, and all those below it, have --plugin."""
+def _add_plugin_option(command: click.Command) -> None:
+    """Add --plugin to a command and all its subcommands."""
     command.params.append(_plugin_option(hidden=isinstance(command, click.Group)))
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
-        _take_plugins(inner)
+        _add_plugin_option(inner)
 
 
-_take_plugins(cli)
+_add_plugin_option(cli)
 
 
-def _meaning_of(metadata: Mapping[str, Any]) -> str:
+def _help_text(metadata: Mapping[str, Any]) -> str:
     return metadata["help"] + (f": {', '.join(metadata['choices'])}" if metadata["choices"] else "")
 
 
@@ -290,17 +269,17 @@ def _set_up_logging() -> None:
         abort_all(f"{LOG_LEVEL}: {level.lower()!r} is not one of debug, info, warning, error", 2)
     logging.addLevelName(logging.WARNING, "warning")
     logging.addLevelName(logging.INFO, "info")
-    who = f"rank {rank}: " if size > 1 else ""
+    prefix = f"rank {rank}: " if size > 1 else ""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{PROGRAM}: {who}%(levelname)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"{PROGRAM}: {prefix}%(levelname)s: %(message)s"))
     logger = logging.getLogger("mfedpba_mpi")
     logger.addHandler(handler)
     logger.setLevel(level)
-    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: {who}warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: {prefix}warning: {message}\n"
 
 
 def main() -> None:
-    """The entry point: like ``python -m mpi4py``, an error on one rank ends all of them."""
+    """The entry point. Like with ``python -m mpi4py``, an error on one rank ends all ranks."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     if launcher_rank_and_size()[0] > 0:
@@ -320,15 +299,15 @@ def main() -> None:
     except Ended as error:
         exit_all(str(error), error.exit_code)
     except RankFailed as error:
-        abort_all("", error.exit_code)  # the rank itself has said it
+        abort_all("", error.exit_code)  # that rank has printed the error
     except (UserError, RunError) as error:
         abort_all(describe_error(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         abort_all("interrupted", 130)
     except PermissionError as error:
-        abort_all(f"{error.filename}: {error.strerror}; you may not read it, or write there", 2)
+        abort_all(f"{error.filename}: {error.strerror}; check permissions", 2)
     except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # NumPy's, torch's
-            abort_all(f"not enough memory, which `mfedpba-mpi plan` predicts: {describe_error(error)}", 1)
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch has no class for this
+            abort_all(f"not enough memory (`mfedpba-mpi plan` predicts how much is needed): {describe_error(error)}", 1)
         traceback.print_exc()
         abort_all(describe_error(error), 1)

@@ -1,4 +1,4 @@
-"""Paths on the command line, and the directory of feature stores."""
+"""The type of paths on the command line, and the option --data-dir."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mfedpba_mpi.errors import UserError
 
 
 class _Path(click.Path):
-    """A path; an empty one, as of a variable that is not set, does not mean this directory."""
+    """A path. An empty one, for example from an unset shell variable, is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("the path is empty; this directory is '.'", param, ctx)
+            self.fail("the path is empty; use '.' for the current directory", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -27,11 +27,11 @@ data_dir_option = click.option(
     envvar=DATA_DIR_VARIABLE,
     default=Path("data"),
     metavar="DIR",
-    help=f"where feature stores are kept (or ${DATA_DIR_VARIABLE})  [default: data]",
+    help=f"directory of the feature stores (or ${DATA_DIR_VARIABLE})  [default: data]",
 )
 
 
 def check_data_dir(data_dir: Path) -> None:
-    """Refuse a directory of stores that is not there; the default one is made when it is needed."""
+    """Refuse a data directory that does not exist; the default one is made when needed."""
     if data_dir != Path("data") and not data_dir.is_dir():
-        raise UserError(f"data-dir: {data_dir} is not a directory; make it, or name the one that holds the stores")
+        raise UserError(f"data-dir: {data_dir} is not a directory; create it, or give the directory of the stores")

@@ -1,4 +1,4 @@
-"""`mfedpba-mpi watch`: a live view of a run, or of a study, from any node that sees its files."""
+"""``mfedpba-mpi watch``: a live view of a run or a study, from its files."""
 
 from __future__ import annotations
 
@@ -22,67 +22,67 @@ if TYPE_CHECKING:
 
     from mfedpba_mpi.watch.watched import WatchedRun, WatchedStudy
 
-_SECONDS = 1.0  # between two looks
-_PLAIN = dict.fromkeys(range(0x2801, 0x2900), "*") | dict.fromkeys(range(0x2581, 0x2590), "#")
-_PLAIN |= dict(zip(map(ord, "│└─…↑↓"), "|+-.^v", strict=True))  # for terminals without Unicode
+_SECONDS = 1.0  # between updates
+_ASCII = dict.fromkeys(range(0x2801, 0x2900), "*") | dict.fromkeys(range(0x2581, 0x2590), "#")
+_ASCII |= dict(zip(map(ord, "│└─…↑↓"), "|+-.^v", strict=True))  # for terminals without Unicode
 
 
-@click.command(short_help="Watch a run, or a study, while it goes on.")
+@click.command(short_help="Watch the progress of a run or a study.")
 @click.argument("directory", metavar="RUN|DIR", type=PathType)
-@click.option("--once", is_flag=True, help="print one view and end (as where there is no terminal)")
+@click.option("--once", is_flag=True, help="print one view and exit (default without a terminal)")
 def watch(directory: Path, once: bool) -> None:
-    """Show how far the run in RUN, or the study in DIR, has come, once a second, until it ends or Ctrl-C is pressed.
+    """Show the progress of the run in RUN, or of the study in DIR, once a second, until it ends or Ctrl-C is pressed.
 
     \b
     mfedpba-mpi watch runs/youtube-m2-mfedpba-s0
     mfedpba-mpi watch runs/main-table --once
 
-    It reads files only, so it may be started on any node that sees them, and disturbs nothing.
+    It only reads files, so it works on any node with access to them and does not affect the run.
     """
     with suppress(KeyboardInterrupt):
         _follow(find(directory), once)
 
 
 def find(path: Path) -> WatchedRun | WatchedStudy:
-    """What there is to be seen at a path, looked at once."""
+    """The run or the study at a path, after one reading."""
     from mfedpba_mpi.records.run import LOG_NAME, in_full
-    from mfedpba_mpi.studies.study import FILE
+    from mfedpba_mpi.studies.study_file import FILE
     from mfedpba_mpi.watch.watched import WatchedRun, WatchedStudy
 
     directory = in_full(path.parent if path.name in (LOG_NAME, FILE) and path.is_file() else path)
     watched = WatchedStudy(directory) if (directory / FILE).is_file() else WatchedRun(directory)
     watched.read()
     if isinstance(watched, WatchedRun) and watched.state.status == WAITING:
-        there = "is no directory" if not directory.is_dir() else f"holds neither {LOG_NAME} nor {FILE}"
+        problem = f"contains neither {LOG_NAME} nor {FILE}" if directory.is_dir() else "is not a directory"
         raise UserError(
-            f"watch: {path} {there}; give the directory of a run (--out of `run`; by default one in runs) or of a study"
+            f"watch: {path} {problem}; give the directory of a run (--out of `run`, by default in runs/) or of a study"
         )
     return watched
 
 
 def _follow(watched: WatchedRun | WatchedStudy, once: bool) -> None:
-    """Show it on a screen of its own until it is over; leave the last view where the command was typed."""
+    """Update the view on an alternate screen until the end; then print the last view on the normal screen."""
     from rich.live import Live
 
     from mfedpba_mpi.cli.console import console
 
     screen = console()
     if screen.is_terminal and not screen.is_dumb_terminal and not once and not watched.over:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the terminal is put in order first
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # restores the terminal first
         pause = Event()
         with suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
             while not watched.over:
-                _measure(screen)
+                _update_size(screen)
                 live.update(rendered(watched, screen), refresh=True)
-                began = time.monotonic()
+                start = time.monotonic()
                 watched.read()
-                pause.wait(max(_SECONDS, 4 * (time.monotonic() - began)))  # a huge log is read less often
-    _measure(screen)
+                pause.wait(max(_SECONDS, 4 * (time.monotonic() - start)))  # large logs are read less often
+    _update_size(screen)
     screen.print(rendered(watched, screen), crop=False)
 
 
-def _measure(screen: Console) -> None:
-    """Take the terminal's size as it is now, whatever COLUMNS and LINES said when the command was started."""
+def _update_size(screen: Console) -> None:
+    """Set the current size of the terminal; COLUMNS and LINES keep the size at the start of the command."""
     from rich.console import ConsoleDimensions
 
     if screen.is_terminal:
@@ -90,18 +90,18 @@ def _measure(screen: Console) -> None:
 
 
 def rendered(watched: WatchedRun | WatchedStudy, screen: Console) -> Text:
-    """The view, as large as the screen is now but for a line for the prompt, and 120 x 40 where there is none."""
+    """The view in the size of the screen, less one line for the prompt; 120 x 40 without a terminal."""
     from rich.text import Text
 
     width, height = screen.size if screen.is_terminal else (screen.width, 40)
     lines = []
     for line in watched.view(width, height - 1)[: height - 1]:
-        text = Text(no_wrap=True)
-        for words, style in line:
-            words = "".join(c if c.isprintable() else "?" for c in words)  # whatever is in a name
+        rich_line = Text(no_wrap=True)
+        for text, style in line:
+            text = "".join(c if c.isprintable() else "?" for c in text)  # names may contain control characters
             if not screen.encoding.startswith("utf"):
-                words = words.translate(_PLAIN).encode(screen.encoding, "replace").decode(screen.encoding)
-            text.append(words, style)
-        text.truncate(width, overflow="ellipsis" if screen.encoding.startswith("utf") else "crop")
-        lines.append(text)
+                text = text.translate(_ASCII).encode(screen.encoding, "replace").decode(screen.encoding)
+            rich_line.append(text, style)
+        rich_line.truncate(width, overflow="ellipsis" if screen.encoding.startswith("utf") else "crop")
+        lines.append(rich_line)
     return Text("\n", no_wrap=True, overflow="crop").join(lines)

@@ -1,1 +1,1 @@
-"""The settings of a run: what they are, what they may be, and the presets of datasets."""
+"""Settings of a run: declaration, names, validation, and the presets of datasets."""

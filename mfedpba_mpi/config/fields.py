@@ -1,4 +1,4 @@
-"""Declaring and checking settings: one description serves the command line, the TOML file and the error messages."""
+"""Declaration and validation of settings, for the command line, TOML files and error messages alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from mfedpba_mpi.errors import UserError
 
-LARGEST = {int: 2**63 - 1, float: sys.float_info.max}  # of a setting without a `high`
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}  # for settings without `high`
 
 
 def option(
@@ -29,10 +29,13 @@ def option(
     files: tuple[str, ...] = (),
     group: str = "",
 ) -> Any:
-    """A dataclass field that knows its meaning and its range (low <= value <= high, value > above).
+    """A dataclass field with its help text and its range (low <= value <= high, value > above).
 
-    `choices` are looked at when a value is checked: what is added to a catalog later is one of them. `files` are
-    suffixes of paths that are allowed besides.
+    Parameters
+    ----------
+    choices : allowed values. They are read when a value is checked, so later additions to a catalog count.
+    files : suffixes of file names that are allowed besides `choices`.
+    group : heading in the help  [default: the name of the dataclass].
     """
     metadata = {
         "help": help, "low": low, "above": above, "high": high, "choices": choices, "files": files, "group": group
@@ -41,41 +44,41 @@ def option(
 
 
 def shown(value: Any) -> str:
-    """`value` as an error shows it: on one line, cut where it is long."""
+    """`value` for an error message: on one line, and not too long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python prints, or nested too deeply
-        return "something too large to show"
+    except (ValueError, RecursionError):  # an integer with too many digits, or nested too deeply
+        return "a value that is too long to show"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` where something known is close to `name`, else nothing."""
-    plain = {other.lower(): other for other in known}
-    close = difflib.get_close_matches(name.lower(), plain, n=1)
-    return f" (did you mean '{plain[close[0]]}'?)" if close else ""
+    """`` (did you mean 'x'?)`` if a name in `known` is similar to `name`, else ""."""
+    by_lower = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean '{by_lower[close[0]]}'?)" if close else ""
 
 
 def flag_of(name: str) -> str:
-    """The command-line option of a setting; ``allow_x``, which is on by default, has a second one, ``--no-x``."""
+    """The command-line option of a setting; ``allow_x``, which is true by default, also has ``--no-x``."""
     flag = f"--{name.replace('_', '-')}"
     return f"{flag}/{flag.replace('allow', 'no', 1)}" if name.startswith("allow_") else flag
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the near match and the whole list."""
+    """The error for an unknown name, with the most similar one and the list of all."""
     known = sorted(set(known))
     return UserError(f"unknown {kind} {shown(name)}{nearest(name, known)}; choose from: {', '.join(known)}")
 
 
 def fields_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
-    """The declared settings of a dataclass by name."""
+    """The fields of a dataclass by name."""
     return {f.name: f for f in dataclasses.fields(cls)}
 
 
 @functools.cache
 def kind_of(cls: type, name: str) -> tuple[type, bool]:
-    """(type, may be None) of a setting; a tuple setting gives its element type's tuple, e.g. ``tuple[int, ...]``."""
+    """(type, whether it may be None) of a setting. The type of a tuple is for example ``tuple[int, ...]``."""
     hint = typing.get_type_hints(cls)[name]
     if isinstance(hint, types.UnionType):
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
@@ -83,28 +86,16 @@ def kind_of(cls: type, name: str) -> tuple[type, bool]:
     return hint, False
 
 
-def flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested tables as one, names joined by dots."""
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one table, with names joined by dots."""
     joined: dict[str, Any] = {}
     for name, value in values.items():
-        joined |= flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
+        joined |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return joined
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A table whose names have at most one dot, as tables in a table: what `flat` joined."""
-    tables: dict[str, Any] = {}
-    for name, value in values.items():
-        table, dot, key = name.partition(".")
-        if dot:
-            tables.setdefault(table, {})[key] = value
-        else:
-            tables[name] = value
-    return tables
-
-
 def toml(value: Any) -> str:
-    """`value` as TOML writes it."""
+    """`value` in TOML."""
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{toml_key(name)} = {toml(item)}' for name, item in value.items())} }}"
     if isinstance(value, list | tuple):
@@ -115,16 +106,14 @@ def toml(value: Any) -> str:
 
 
 def toml_key(name: str) -> str:
-    """A setting's full name as TOML writes it; the class of an own method may have any letters."""
+    """A setting's full name in TOML; names of methods from plugins may need quotes."""
     return ".".join(part if re.fullmatch("[A-Za-z0-9_-]+", part) else toml(part) for part in name.split("."))
 
 
 def _convert(kind: Any, value: Any) -> Any:
-    """`value` as `kind`, from a TOML value or a command-line string; ValueError or TypeError where it is not one."""
+    """`value`, from TOML or the command line, as `kind`; raises ValueError, TypeError, KeyError or OverflowError."""
     if typing.get_origin(kind) is tuple:
-        if not isinstance(value, str | list | tuple):
-            raise TypeError
-        items = value.split(",") if isinstance(value, str) else value
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         element = typing.get_args(kind)[0]
         return tuple(_convert(element, item.strip() if isinstance(item, str) else item) for item in items if item != "")
     if kind is bool:
@@ -139,7 +128,7 @@ def _convert(kind: Any, value: Any) -> Any:
 
 
 def check(cls: type, name: str, value: Any, where: str = "") -> Any:
-    """`value` as the type of the setting `cls.name` and inside its range, or a UserError that says what is allowed."""
+    """`value` converted to the type of the setting `cls.name`; a UserError if it is of another type or out of range."""
     spec = fields_of(cls)[name].metadata
     kind, optional = kind_of(cls, name)
     label = f"{where}{name}" if where else name.replace("_", "-")
@@ -165,7 +154,7 @@ def check(cls: type, name: str, value: Any, where: str = "") -> Any:
 
 def _inside(value: float, spec: Mapping[str, Any]) -> bool:
     return (
-        abs(value) <= LARGEST[type(value)]  # and not NaN
+        abs(value) <= LARGEST[type(value)]  # False for NaN
         and (spec["low"] is None or value >= spec["low"])
         and (spec["above"] is None or value > spec["above"])
         and (spec["high"] is None or value <= spec["high"])

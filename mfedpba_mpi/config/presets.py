@@ -1,4 +1,4 @@
-"""The presets of datasets, and the defaults as they are shown."""
+"""Presets of datasets, and the text of defaults in help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from mfedpba_mpi.data.catalog import base_of
 
-# The paper's table of hyper-parameters, its ranges resolved; lambda_1 and lambda_2 are the method's own.
+# The paper's table of hyper-parameters, with one value for each range; lambda_1 and lambda_2 are MFedPBA's.
 PRESETS: dict[str, dict[str, Any]] = {
     "caltech101": {"rounds": 400, "feature_dim": 64, "lr": 0.01, "lambda_1": 0.01, "lambda_2": 5.0},
     "reuters": {"rounds": 200, "feature_dim": 24, "lr": 0.005, "lambda_1": 0.01, "lambda_2": 1.0},
@@ -20,11 +20,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset_of(dataset: str) -> Mapping[str, Any]:
-    """The preset of a dataset, or of the one it is a variant of (``reuters_1200`` follows ``reuters``)."""
+    """The preset of a dataset; a variant such as ``reuters_1200`` has the preset of its base, ``reuters``."""
     base = base_of(Path(dataset).stem)
     return PRESETS.get(base.name if base else dataset, {})
 
 
 def default_of(name: str, default: Any) -> str:
-    """The default of a setting, or of a method's, as it is shown; nothing where there is none to show."""
+    """The text of the default of a setting or parameter; "" if there is nothing to show."""
     return "by dataset" if name in preset_of("youtube") else "" if default in (None, (), "") else str(default)

@@ -1,6 +1,6 @@
-"""Everything that decides a run's numbers, in one frozen dataclass, with the paper's settings per dataset.
+"""The configuration of a run: all settings that its results depend on.
 
-The order of precedence is: command line, then ``--config`` file, then the dataset's preset, then the defaults here.
+Order of precedence: command line, ``--config`` file, the dataset's preset, the defaults below.
 """
 
 from __future__ import annotations
@@ -8,119 +8,117 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfedpba_mpi.config.fields import check, fields_of, nearest, option, shown, toml
+from mfedpba_mpi.config.assignments import combine, full_name
+from mfedpba_mpi.config.fields import check, fields_of, option, shown, toml
 from mfedpba_mpi.config.presets import preset_of
 from mfedpba_mpi.data.catalog import CATALOG, Dataset
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.methods.params import METHODS, make_params, owners
+from mfedpba_mpi.methods.params import METHODS, make_params
 from mfedpba_mpi.models.architecture import FAMILIES
 from mfedpba_mpi.plugins import load_defaults
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
-ADDED = ("allow_synthetic",)  # not in the first logs; what these runs did is the default
-HARMLESS = ("allow_synthetic",)  # changes no number of a run that is allowed
-OPEN = {"clients": 0, "partition": ""}  # what stands in a configuration for what only the data will decide
+ADDED = ("allow_synthetic",)  # missing in logs of older versions, which behaved as with the default
+HARMLESS = ("allow_synthetic",)  # does not change results
+OPEN = {"clients": 0, "partition": ""}  # placeholders for values that depend on the data, see `fit_to_data`
 PARTITION_FILES = (".csv", ".h5")
-MIN_SAMPLES = 8  # a client never has fewer: 6 to train on, 2 to test
+MIN_SAMPLES = 8  # minimum per client: 6 for training, 2 for tests
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run, completely: the same values and the same store give the same bits on any number of ranks."""
+    """All settings of a run. The same configuration and data give the same bits on any number of ranks."""
 
     dataset: str = option(
-        "", "youtube, reuters, nus-wide, caltech101, mfeat, synthetic, what you have imported, or a FILE.h5",
+        "", "youtube, reuters, nus-wide, caltech101, mfeat, synthetic, an imported dataset, or a FILE.h5",
         group=PROBLEM,
     )  # fmt: skip
-    method: str = option("mfedpba", "the method", choices=METHODS, group=PROBLEM)
+    method: str = option("mfedpba", "method", choices=METHODS, group=PROBLEM)
     partition: str = option(
         "",
-        "modalities a client owns: two, one or more, one [default: m2 when K = M, m1+ beyond]; or a FILE.csv or "
-        "FILE.h5, a run's run.h5 too, that says who owns what",
+        "modalities per client: two, one or more, one [default: m2 if K = M, m1+ if K > M]; or a partition in a "
+        "FILE.csv or FILE.h5, which may be the run.h5 of another run",
         choices=("m2", "m1+", "m1"), files=PARTITION_FILES, group=PROBLEM,
     )  # fmt: skip
     clients: int = option(0, "number of clients K [default: number of modalities M]", low=1, group=PROBLEM)
     alpha: float | None = option(
         None,
-        "label skew: Dirichlet(alpha) over clients [default: 0.5 when K > M, else no skew]",
+        "label skew: Dirichlet(alpha) over clients [default: 0.5 if K > M, else no skew]",
         above=0,
         high=1e6,
         group=PROBLEM,
     )
     fusion: str = option(
-        "sum", "how a client joins its modalities; the paper's tables were made with separate",
+        "sum", "fusion of a client's modalities; the paper's tables use separate",
         choices=("sum", "concat", "separate"), group=PROBLEM,
     )  # fmt: skip
     validation: float = option(
-        0.0, "to choose settings: measure on this share of the training rows, held out, and never on test rows",
+        0.0, "for tuning: hold out this share of the training rows, and evaluate on it instead of the test rows",
         low=0, high=0.3, group=PROBLEM,
     )  # fmt: skip
-    seed: int = option(0, "seed of every random stream  [default: 0]", low=0, high=2**63 - 1, group=PROBLEM)
-    allow_synthetic: bool = option(
-        True, "whether a synthetic stand-in may take the place of data that are not there", group=PROBLEM
-    )
-    samples: int | None = option(None, "samples of --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
-    classes: int | None = option(None, "classes of --dataset synthetic  [default: 10]", low=2, group=PROBLEM)
+    seed: int = option(0, "random seed  [default: 0]", low=0, high=2**63 - 1, group=PROBLEM)
+    allow_synthetic: bool = option(True, "whether to use a synthetic stand-in if the data are missing", group=PROBLEM)
+    samples: int | None = option(None, "samples, for --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
+    classes: int | None = option(None, "classes, for --dataset synthetic  [default: 10]", low=2, group=PROBLEM)
     dims: tuple[int, ...] | None = option(
-        None, "widths of --dataset synthetic's modalities  [default: 64,128]", low=1, group=PROBLEM
+        None, "feature dimensions of the modalities, for --dataset synthetic  [default: 64,128]", low=1, group=PROBLEM
     )
 
-    feature_dim: int = option(48, "width d of every feature", low=2, group=CLIENTS)
+    feature_dim: int = option(48, "feature dimension d", low=2, group=CLIENTS)
     families: tuple[str, ...] = option(
-        (), "draw extractors from these families [default: all that are shipped, none of your own]",
+        (), "families to draw extractors from [default: all shipped families, none from plugins]",
         choices=FAMILIES, group=CLIENTS,
     )  # fmt: skip
     init: str = option(
-        "pytorch", "first weights: PyTorch's (He's in convolutions) or He's in hidden layers; own families keep theirs",
+        "pytorch", "initial weights: PyTorch's (He's in convolutions), or He's in hidden layers; families from plugins "
+        "keep their own",
         choices=("pytorch", "he"), group=CLIENTS,
     )  # fmt: skip
     normalise: str = option(
-        "standard", "dense inputs by the client's own mean and deviation, sparse rows by their norm",
+        "standard", "standardise dense inputs by the client's mean and deviation, scale sparse rows by their norm",
         choices=("standard", "none"), group=CLIENTS,
     )  # fmt: skip
 
     rounds: int = option(100, "communication rounds T", low=1, group=TRAINING)
     lr: float = option(0.01, "client learning rate (plain SGD)", above=0, group=TRAINING)
-    epochs: int = option(2, "local epochs E a round", low=1, group=TRAINING)
+    epochs: int = option(2, "local epochs E per round", low=1, group=TRAINING)
     batch_size: int = option(12, "mini-batch size", low=2, group=TRAINING)
-    participation: float = option(1.0, "share of the clients drawn each round", above=0, high=1, group=TRAINING)
-    eval_every: int = option(1, "evaluate every so many rounds, and after the last", low=1, group=TRAINING)
+    participation: float = option(1.0, "share of clients sampled in each round", above=0, high=1, group=TRAINING)
+    eval_every: int = option(1, "evaluate every N rounds, and after the last", low=1, group=TRAINING)
     track_gradients: bool = option(
         False,
-        "log gradient norms of clients, /rounds/gradient_norm2, and of MFedPBA's server terms (slower)",
+        "log gradient norms of clients (/rounds/gradient_norm2) and of MFedPBA's server loss terms (slower)",
         group=TRAINING,
     )
 
     device: str = option(
-        "auto", "the ranks of a node share its GPUs in turn", choices=("auto", "cpu", "cuda"), group=MACHINE
+        "auto", "device; the ranks of a node share its GPUs", choices=("auto", "cpu", "cuda"), group=MACHINE
     )
-    threads: int = option(1, "torch threads a rank (bits depend on it)", low=1, high=1024, group=MACHINE)
+    threads: int = option(1, "torch threads per rank (bits depend on it)", low=1, high=1024, group=MACHINE)
 
-    params: Any = dataclasses.field(default=None, metadata={"group": None})  # the method's own, see methods.params
+    params: Any = dataclasses.field(default=None, metadata={"group": None})  # of the method
 
     @classmethod
     def of(cls, **settings: Any) -> RunConfig:
-        """The configuration that the command makes of these settings: what is not given is the dataset's preset.
+        """The configuration that the command line makes of these settings: the others come from the dataset's preset.
 
-        The run's method may be given its parameters by their names, ``RunConfig.of(dataset="mfeat", tau=1.0)``, or all
-        of them in a dictionary under its own, ``mfedpba={"tau": 1.0}``.
+        The method's parameters may be given by name, ``RunConfig.of(dataset="mfeat", tau=1.0)``, or in a dictionary
+        under the method's name, ``mfedpba={"tau": 1.0}``.
         """
-        load_defaults()
-        flags = {name: value for name, value in settings.items() if name not in setting_names() and owners(name)}
-        return make_config({name: value for name, value in settings.items() if name not in flags}, flags=flags)
+        return make_config(settings)
 
     def to_json(self) -> str:
-        """The whole configuration as JSON, with the method's parameters under its name."""
+        """The configuration as JSON, with the method's parameters in a table under its name."""
         values = {name: getattr(self, name) for name in setting_names()}
         return json.dumps(values | {self.method: dataclasses.asdict(self.params)})
 
     def to_toml(self) -> str:
-        """The configuration as a file for ``--config``; comments say what the dataset's preset has set."""
+        """The configuration as a file for ``--config``, with comments at values from the dataset's preset."""
         preset = preset_of(self.dataset)
 
         def lines(values: Mapping[str, Any]) -> Iterator[str]:
@@ -133,29 +131,29 @@ class RunConfig:
         return "\n".join([*lines(settings), "", f"[{self.method}]", *lines(dataclasses.asdict(self.params)), ""])
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as it is read back from JSON."""
+        """The configuration as a dictionary of JSON values."""
         return json.loads(self.to_json())
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        """The configuration that `to_json` wrote: no setting may be missing or unknown, and every value is checked."""
+        """The configuration from `to_json`. Refuses missing and unknown settings, and checks every value."""
         load_defaults()
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"the configuration is not valid JSON: {error}") from None
         if not isinstance(values, dict):
-            raise UserError(f"the configuration is not a table of settings, but {shown(values)}")
+            raise UserError(f"the configuration is not a table of settings: {shown(values)}")
         _refuse_missing([name for name in setting_names() if name not in ADDED], values)
-        if values["method"] not in [*METHODS]:  # whatever it is
+        if values["method"] not in [*METHODS]:  # a list, since the value may be unhashable
             name = shown(values["method"])
-            raise UserError(f"method {name} is not known here; if it is your own, name its file with --plugin FILE.py")
+            raise UserError(f"unknown method {name}; if it comes from a plugin, load it with --plugin FILE.py")
         config = make_config({name: value for name, value in values.items() if name not in OPEN or value != OPEN[name]})
         _refuse_missing([config.method], values)
         _refuse_missing(fields_of(type(config.params)), values[config.method], f"{config.method}.")
         for name in values:
             if name in METHODS and name != config.method:
-                raise UserError(f"{name}: this run's method is {config.method}, which has no such table")
+                raise UserError(f"{name}: parameters of another method than {config.method}")
         return config
 
     @property
@@ -165,98 +163,113 @@ class RunConfig:
 
     @property
     def partition_file(self) -> Path | None:
-        """The file that says who owns what; None where that is drawn."""
+        """The partition file; None if the partition is drawn."""
         return Path(self.partition) if self.partition.endswith(PARTITION_FILES) else None
 
 
 def setting_names() -> list[str]:
-    """The settings of a run by name, but for the method's own."""
+    """The names of a run's settings, without the method's parameters."""
     return [name for name in fields_of(RunConfig) if name != "params"]
 
 
-def _refuse_missing(names: Iterable[str], values: Mapping[str, Any], where: str = "") -> None:
-    missing = ", ".join(f"{where}{name}" for name in names if name not in values)
+def _refuse_missing(names: Iterable[str], values: Mapping[str, Any], prefix: str = "") -> None:
+    missing = ", ".join(f"{prefix}{name}" for name in names if name not in values)
     if missing:
-        raise UserError(f"the configuration is incomplete, it lacks: {missing}")
+        raise UserError(f"the configuration is incomplete; missing: {missing}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A configuration file as a dictionary, with errors that name the file."""
+    """A TOML file as a dictionary; errors contain the path."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
-    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits, or arrays nested as deep
+    except (ValueError, RecursionError) as error:  # also an integer with too many digits, or nested too deeply
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def make_config(
-    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, flags: Mapping[str, Any] | None = None
+    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, assignments: Sequence[tuple[str, Any]] = ()
 ) -> RunConfig:
-    """Merge what the user gave, the file and the preset; every value is checked, every unknown key refused.
+    """The configuration of the user's settings, the file and the preset; unknown names and bad values are UserErrors.
 
     Parameters
     ----------
-    given : settings by name; a method's parameters under the method's name, e.g. ``{"mfedpba": {"lambda_1": 0.1}}``.
-    file : the same, from a TOML file; `given` wins over it.
-    flags : parameters of whatever method the run has, by their name alone.
+    given : settings by their full or bare names (see `config.assignments`), or a method's parameters in a dictionary
+        under its name, ``{"mfedpba": {"lambda_1": 0.1}}``.
+    file : the same, from a TOML file; `given` takes precedence.
+    assignments : more of `given`, from ``--set``; the same setting with different values is an error.
     """
     load_defaults()
-    known = setting_names()
     file = file or {}
-    for name, value in (*file.items(), *given.items()):
-        if name not in known and name not in METHODS:
-            own = " or ".join(f"{method}.{name}" for method in owners(name))
-            hint = f" (did you mean {own}?)" if own else nearest(name, [*known, *METHODS])
-            raise UserError(f"unknown setting {shown(name)}{hint}; `mfedpba-mpi run --help` lists them")
-        if name in METHODS and not isinstance(value, Mapping):
-            raise UserError(f"unknown setting '{name}'; a method's parameters are a table, [{name}]")
-    tables = {name: {**file.get(name, {}), **given.get(name, {})} for name in METHODS}
-    settings = {name: value for name, value in {**file, **given}.items() if name not in METHODS}
+    method = check(RunConfig, "method", {**file, **given, **dict(assignments)}.get("method", RunConfig.method))
+    values = _by_full_name(file.items(), method) | _by_full_name([*given.items(), *assignments], method)
+    others = [name for name in values if "." in name and not name.startswith(f"{method}.")]
+    if others:
+        other = others[0].partition(".")[0]
+        raise UserError(
+            f"{', '.join(others)}: belongs to method {other}, but this run's method is {method}; drop it, or use "
+            f"--method {other}"
+        )
+    settings = {name: value for name, value in values.items() if "." not in name}
+    own = {name.removeprefix(f"{method}."): value for name, value in values.items() if "." in name}
     if not settings.get("dataset"):
-        raise UserError(f"which dataset? --dataset {'|'.join(CATALOG)}|synthetic|FILE.h5")
+        raise UserError(f"dataset: missing; give --dataset {'|'.join(CATALOG)}|synthetic|FILE.h5")
     preset = preset_of(str(settings["dataset"]))
-    merged = {name: value for name, value in preset.items() if name in known} | settings
+    merged = {name: value for name, value in preset.items() if name in setting_names()} | settings
     config = RunConfig(**{name: check(RunConfig, name, value) for name, value in merged.items()})
-    config = dataclasses.replace(config, params=make_params(config.method, tables, preset, flags or {}))
+    config = dataclasses.replace(config, params=make_params(method, own, preset))
     shape = [name for name in ("samples", "classes", "dims") if settings.get(name) is not None]
     if shape and config.dataset != "synthetic":
-        raise UserError(f"--{shape[0]} goes with --dataset synthetic only; {config.dataset} has a shape of its own")
+        raise UserError(f"{shape[0]}: only for --dataset synthetic, not for {config.dataset}")
     fusions = METHODS[config.method].fusions
     if config.fusion not in fusions:
         raise UserError(
-            f"fusion: {config.method} shares features or classifiers between clients with different modalities, which "
-            f"{config.fusion} makes differently wide; use {' or '.join(fusions)}"
+            f"fusion: {config.fusion} gives clients features and classifiers of different sizes, which {config.method} "
+            f"cannot share; use {' or '.join(fusions)}"
         )
     config.params.check(config)
     return config
 
 
+def _by_full_name(settings: Iterable[tuple[str, Any]], method: str) -> dict[str, Any]:
+    """The settings by their full names; a method's table is taken apart."""
+    flattened: list[tuple[str, Any]] = []
+    for name, value in settings:
+        if name not in METHODS:
+            flattened.append((name, value))
+        elif isinstance(value, Mapping):
+            flattened += [(f"{name}.{parameter}", item) for parameter, item in value.items()]
+        else:
+            raise UserError(f"unknown setting '{name}'; a method's parameters are a table, [{name}]")
+    return combine(flattened, lambda name: full_name(name, setting_names(), [method]))
+
+
 def fit_to_data(config: RunConfig, info: Dataset) -> RunConfig:
-    """Fill in what depends on the dataset (K, partition, skew) and refuse what it cannot give."""
+    """Set the number of clients, the partition and the label skew by the dataset; refuse impossible ones."""
     if config.partition_file:
         return _fit_to_file(config, config.partition_file, info)
     M = len(info.modalities)
     K = config.clients or M
     partition = config.partition or ("m1" if M == 1 else "m2" if K <= M else "m1+")
     if partition == "m2" and M < 2:
-        raise UserError(f"partition m2 needs two modalities, {info.name} has one; use --partition m1")
+        raise UserError(f"partition: m2 needs two modalities, but {info.name} has one; use --partition m1")
     if info.samples < K * MIN_SAMPLES:
         most = info.samples // MIN_SAMPLES
         raise UserError(
-            f"clients: {K} is too many for the {info.samples} samples of {info.name}; at {MIN_SAMPLES} samples each, "
-            f"at most {most}"
+            f"clients: {K} is too many for the {info.samples} samples of {info.name}; at least {MIN_SAMPLES} samples "
+            f"per client allow at most {most}"
         )
     alpha = config.alpha if config.alpha is not None else (0.5 if K > M else None)
     return dataclasses.replace(config, clients=K, partition=partition, alpha=alpha)
 
 
 def _fit_to_file(config: RunConfig, path: Path, info: Dataset) -> RunConfig:
-    """Fill in how many clients a partition file has."""
+    """Set the number of clients by the partition file."""
     from mfedpba_mpi.data.partition_file import read_partition_file
 
     if config.alpha is not None:
-        raise UserError(f"alpha: skews partitions that are drawn, but {path} says who owns what; leave --alpha out")
+        raise UserError(f"alpha: has no effect on the partition in {path}; leave --alpha out")
     K = len(read_partition_file(path, info).modalities)
     if config.clients not in (0, K):
         raise UserError(f"clients: {config.clients}, but {path} has {K}; leave --clients out")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from mfedpba_mpi.config.fields import check, fields_of, nearest, option, shown, unknown
+from mfedpba_mpi.config.fields import check, fields_of, option
 from mfedpba_mpi.errors import UserError
 
 if TYPE_CHECKING:
@@ -217,38 +217,10 @@ def owners(parameter: str) -> list[str]:
     return [method for method, cls in METHODS.items() if parameter in fields_of(cls)]
 
 
-def make_params(
-    method: str, tables: Mapping[str, Mapping[str, Any]], preset: Mapping[str, Any], flags: Mapping[str, Any]
-) -> Any:
-    """Create the hyper-parameters of `method`: its defaults, then the dataset's preset, then the user's values.
-
-    Parameters
-    ----------
-    tables : the user's values by method and parameter name; a non-empty table of another method is an error.
-    preset : the dataset's values by parameter name; names that the method does not have are ignored.
-    flags : the user's values by parameter name alone.
-    """
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+def make_params(method: str, given: Mapping[str, Any], preset: Mapping[str, Any]) -> Any:
+    """Create the hyper-parameters of `method`: its defaults, then the dataset's preset, then the user's values."""
     cls = METHODS[method]
-    known = fields_of(cls)
-    for other, table in tables.items():
-        parameters = fields_of(METHODS[other])
-        for name in table:
-            if name not in parameters:
-                allowed = ", ".join(parameters) or "none"
-                hint = nearest(name, parameters)
-                raise UserError(f"method {other} has no parameter {shown(name)}{hint}; it has: {allowed}")
-        if other != method and table:
-            names = ", ".join(f"{other}.{name}" for name in table)
-            fix = f"drop it, or use --method {other}"
-            raise UserError(f"{names}: belongs to method {other}, but this run's method is {method}; {fix}")
-    for name in flags:
-        if name not in known:
-            others = " or ".join(owners(name))
-            raise UserError(f"{name.replace('_', '-')}: belongs to method {others}, but this run's method is {method}")
-    given = {**tables.get(method, {}), **flags}
-    values = {name: value for name, value in preset.items() if name in known} | given
+    values = {name: value for name, value in preset.items() if name in fields_of(cls)} | dict(given)
     return cls(**{name: check(cls, name, value, where=f"{method}.") for name, value in values.items()})
 
 

@@ -80,10 +80,16 @@ def as_csv(table: Table, remark: str = "") -> str:
     headers: list[str] = []
     for header, with_deviation in zip(map(visible, table.headers), split, strict=True):
         headers += [header, f"{header} ±"] if with_deviation else [header]
+    own = ["remark"] if remark else []
+    return csv_text([*headers, *own], ([*line(row), *([remark] if remark else [])] for row in table.rows))
+
+
+def csv_text(headers: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A header and rows as CSV; None and NaN are empty cells."""
     with io.StringIO() as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*headers, *(["remark"] if remark else [])])
-        writer.writerows([*line(row), *([remark] if remark else [])] for row in table.rows)
+        writer.writerow(headers)
+        writer.writerows(["" if isinstance(cell, Real) and cell != cell else cell for cell in row] for row in rows)
         return file.getvalue()
 
 

@@ -19,7 +19,8 @@ from mfedpba_mpi.report.groups import differing, grouped
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.report.style import NoData, capitalised, caption_of
 from mfedpba_mpi.studies.formats import as_table
-from mfedpba_mpi.studies.study import FILE, SEED, Study, read_study
+from mfedpba_mpi.studies.study import SEED, Study
+from mfedpba_mpi.studies.study_file import FILE, read_study
 from mfedpba_mpi.studies.tables import cell_of, tabulate
 
 CLIENTS = "accuracy of each client k0, k1, ... in % (mean of the last five rounds)"
@@ -132,7 +133,7 @@ def runs_page(runs: Sequence[Run]) -> Page:
 def study_page(study: Study, directory: Path) -> Page:
     """The page of a study: table, figures, and in an appendix the accuracy of each client."""
     results = tabulate(study, directory)
-    states = [read_state(directory / place.path) for place in study.places()]
+    states = [read_state(directory / place.path) for place in study.run_keys()]
     page = Page(study.title, f"{count(len(states), 'run')} in {directory}: {overview(states)}", results.remark)
     page.section("Result")
     table = as_table(results)

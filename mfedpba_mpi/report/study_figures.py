@@ -31,13 +31,13 @@ from mfedpba_mpi.report.table_figures import (
     scaling,
     wrap,
 )
-from mfedpba_mpi.studies.study import RANKS, SEED, Choice, Place, Study
+from mfedpba_mpi.studies.study import RANKS, SEED, AxisValue, RunKey, Study
 from mfedpba_mpi.studies.tables import MEASURES, Measure, Results, cell_of, lay_out
 
 MAX_PANELS, PANELS_PER_ROW = 16, 4  # of a figure
 MAX_CLIENTS = 24  # with a column each in a table; more are shown as quantiles
 MAX_BARS = 24
-EndedRuns = Sequence[tuple[Place, Run, float]]  # complete and failed runs with the value of a measure (NaN: failed)
+EndedRuns = Sequence[tuple[RunKey, Run, float]]  # complete and failed runs with the value of a measure (NaN: failed)
 
 
 # ---- runs
@@ -243,7 +243,7 @@ def _numbered(figures: Iterable[StudyFigure]) -> Iterator[StudyFigure]:
 def _load_ended(study: Study, directory: Path, measure: Callable[[Run], float]) -> EndedRuns:
     """The complete and failed runs of a study, reduced to their accuracies to save memory."""
     ended = []
-    for place in study.places():
+    for place in study.run_keys():
         run = load_ended(directory / place.path)
         if run and (run.status != COMPLETE or _average_by_round(run)):
             rounds = {name: values for name, values in run.rounds.items() if name in ("accuracy", "correct", "tested")}
@@ -331,7 +331,7 @@ def _results(study: Study, ended: EndedRuns, measure: Measure) -> Results:
     return lay_out(study, [(place, value, run.remark) for place, run, value in _select(study, ended)], measure)
 
 
-def _is_numeric(axis: str, choices: Sequence[Choice]) -> bool:
+def _is_numeric(axis: str, choices: Sequence[AxisValue]) -> bool:
     """Whether every choice sets the axis alone, to a finite number."""
     values = [choice.settings[axis] if list(choice.settings) == [axis] else None for choice in choices]
     return all(isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) for value in values)

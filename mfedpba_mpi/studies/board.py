@@ -1,4 +1,4 @@
-"""What people see while a study runs: a live table on a terminal, otherwise a line for every run that ends."""
+"""Progress of a study: a live table on a terminal, otherwise a line for every run that ends."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from rich.markup import escape
 from mfedpba_mpi.cli.console import Throttle, console, count, duration, table
 from mfedpba_mpi.errors import COMPLETE, FAILED
 from mfedpba_mpi.records.status import OUTPUT, RunState, overview, read_state
-from mfedpba_mpi.studies.study import PlannedRun
+from mfedpba_mpi.studies.study import StudyRun
 
-_SECONDS = 60.0  # between two lines if there is no terminal and no run ends
-_LAST = 6  # ended runs that stay in the live table
+_SECONDS = 60.0  # between progress lines without a terminal, while no run ends
+_ENDED_ROWS = 6  # runs that have ended in the live table
 
 
 class Board:
-    """How far the runs of a study are.
+    """Prints the progress of a study's runs.
 
     Parameters
     ----------
     directory : the study's.
-    runs, states : all of its runs, and how they were found.
+    runs : all runs of this call.
+    states : their states at the start, by path.
     """
 
-    def __init__(self, directory: Path, runs: Sequence[PlannedRun], states: Mapping[Path, RunState]):
+    def __init__(self, directory: Path, runs: Sequence[StudyRun], states: Mapping[Path, RunState]):
         self.directory = directory
-        self.runs = {planned.path: planned for planned in runs}
+        self.runs = {run.path: run for run in runs}
         self.states = dict(states)
-        self.todo = [p for p, state in states.items() if state.status != COMPLETE and not state.active]
+        self.todo = [path for path, state in states.items() if state.status != COMPLETE and not state.active]
         self.console = console()
         self.live: Live | None = None
-        self.going: Sequence[Path] = ()
-        self.times: dict[Path, float] = {}  # seconds of those that ended here
-        self.before = sum(map(self._done, self.todo))
-        self.began, self.throttle = time.monotonic(), Throttle(_SECONDS)
+        self.active: Sequence[Path] = ()
+        self.seconds: dict[Path, float] = {}  # of the runs that have ended here
+        self.done_before = sum(map(self._done, self.todo))
+        self.start, self.throttle = time.monotonic(), Throttle(_SECONDS)
 
     def __enter__(self) -> Board:
         complete = sum(state.status == COMPLETE for state in self.states.values())
@@ -56,64 +57,63 @@ class Board:
         if self.live:
             self.live.stop()
 
-    def ended(self, planned: PlannedRun, state: RunState, seconds: float) -> None:
-        """A run has come to an end here, or was never begun."""
-        self.states[planned.path] = state
+    def run_ended(self, run: StudyRun, state: RunState, seconds: float) -> None:
+        """Record that a run has ended; after 0 seconds: that it will not be started."""
+        self.states[run.path] = state
         if not seconds:
             return
-        self.times[planned.path] = seconds
-        words = f"{state.progress}, {seconds:.0f} s" + (f": {state.reason}" if state.status == FAILED else "")
-        finished = sum(s.status == COMPLETE for s in self.states.values())
+        self.seconds[run.path] = seconds
         if not self.live:
-            number = f"{finished:{len(str(len(self.runs)))}d}/{len(self.runs)}"
-            line = f"{number}  {planned.path}  {state.status}, {words}{self._eta()}"
-            self.console.print(line, markup=False, soft_wrap=True)
+            complete = sum(s.status == COMPLETE for s in self.states.values())
+            number = f"{complete:{len(str(len(self.runs)))}d}/{len(self.runs)}"
+            details = ", ".join(filter(None, [state.status, state.progress, f"{seconds:.0f} s"]))
+            reason = f": {state.reason}" if state.status == FAILED else ""
+            self.console.print(f"{number}  {run.path}  {details}{reason}{self._eta()}", markup=False, soft_wrap=True)
             self.throttle.reset()
 
-    def look(self, going: Sequence[Path]) -> None:
-        """See how far the runs that are going have come."""
-        self.going = going
+    def update(self, active: Sequence[Path]) -> None:
+        """Read and show the states of the active runs, not too often without a terminal."""
+        self.active = active
         if not self.live and not self.throttle.due():
             return
-        for path in going:
+        for path in active:
             self.states[path] = read_state(self.directory / path)
         if self.live:
             self.live.update(self._table(), refresh=True)
-        elif going:
-            words = ", ".join(f"{path} {self.states[path].progress}" for path in going)
-            self.console.print(f"going: {words}{self._eta()}", markup=False, soft_wrap=True)
+        elif active:
+            progress = ", ".join(f"{path} {self.states[path].progress}" for path in active)
+            self.console.print(f"running: {progress}{self._eta()}", markup=False, soft_wrap=True)
             self.throttle.reset()
 
-    def report(self, failed: Sequence[tuple[PlannedRun, RunState]], stopped: str) -> None:
-        """The last words."""
-        for planned, state in failed:
-            self.console.print(f"[red]failed[/] {escape(str(planned.path))}: {escape(state.reason)}", soft_wrap=True)
-            self.console.print(f"       see {escape(str(self.directory / planned.path / OUTPUT))}", soft_wrap=True)
+    def report(self, failed: Sequence[tuple[StudyRun, RunState]], stopped_by: str) -> None:
+        """Print the failed runs and the totals; `stopped_by` is the signal that ended the study, or ""."""
+        for run, state in failed:
+            self.console.print(f"[red]failed[/] {escape(str(run.path))}: {escape(state.reason)}", soft_wrap=True)
+            self.console.print(f"       see {escape(str(self.directory / run.path / OUTPUT))}", soft_wrap=True)
         complete = sum(state.status == COMPLETE for state in self.states.values())
-        words = f"{complete} of {count(len(self.runs), 'run')} complete, {len(failed)} failed"
-        if stopped:
-            words += f"; stopped by {stopped}, the same command goes on"
-        self.console.print(words)
+        summary = f"{complete} of {count(len(self.runs), 'run')} complete, {len(failed)} failed"
+        if stopped_by:
+            summary += f"; stopped by {stopped_by}, repeat the command to continue"
+        self.console.print(summary)
 
     def _table(self) -> Group:
-        shown = [*list(self.times)[-_LAST:], *self.going]
         rows = [
             (path, self.states[path].status, self.states[path].progress,
-             f"{self.times[path]:.0f} s" if path in self.times else "")
-            for path in shown
+             f"{self.seconds[path]:.0f} s" if path in self.seconds else "")
+            for path in [*list(self.seconds)[-_ENDED_ROWS:], *self.active]
         ]  # fmt: skip
-        total = f"{overview(self.states.values())}; {duration(time.monotonic() - self.began)}{self._eta()}"
+        total = f"{overview(self.states.values())}; {duration(time.monotonic() - self.start)}{self._eta()}"
         return Group(table(["run", "status", "rounds", "time"], rows), total)
 
     def _done(self, path: Path) -> float:
-        """What has been done of a run; of one that has ended here, all that will be."""
-        planned = self.runs[path]
-        return planned.weight * (1 if path in self.times else self.states[path].rounds / planned.config.rounds)
+        """The finished part of a run's weight; all of it if the run has ended here, even if it failed."""
+        run = self.runs[path]
+        return run.weight * (1 if path in self.seconds else self.states[path].rounds / run.config.rounds)
 
     def _eta(self) -> str:
         total = sum(self.runs[path].weight for path in self.todo)
         done = sum(map(self._done, self.todo))
-        if done - self.before <= 0:
+        if done - self.done_before <= 0:
             return ""
-        left = (time.monotonic() - self.began) * (total - done) / (done - self.before)
-        return f", {duration(left)} to go"
+        left = (time.monotonic() - self.start) * (total - done) / (done - self.done_before)
+        return f", {duration(left)} left"

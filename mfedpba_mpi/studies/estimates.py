@@ -1,7 +1,8 @@
-"""How long a study's runs will take, and how much disk and memory, before they are started.
+"""Estimates of time, disk and memory of a study's runs, before they are started.
 
-Runs that differ only in what does not change a step's work (seed, partition, clients, weights and rates) have the same
-speed, so one of each kind is calibrated (see `planning.plan`); the others follow from what their clients cost.
+Seed, partition, number of clients, weights and learning rates do not change the work of a step. So a single run is
+calibrated for each set of the other settings (see `planning.plan`), and the times of the others follow from the costs
+of their clients.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from mfedpba_mpi.engine.setup import cost
 from mfedpba_mpi.planning.calibration import process_bytes
 from mfedpba_mpi.planning.disk import Disk, disk_of
 from mfedpba_mpi.planning.plan import expected_problem, make_plan, node_bytes
-from mfedpba_mpi.studies.study import PlannedRun
+from mfedpba_mpi.studies.study import StudyRun
 
-_HARMLESS = ("seed", "partition", "clients", "alpha", "rounds", "lr", "validation", "params", "device")
-
-
-def kind(config: RunConfig) -> tuple[Any, ...]:
-    """What the speed of a step depends on; of a method's own settings the words and whole numbers."""
-    common = {name: value for name, value in asdict(config).items() if name not in _HARMLESS}
-    own = {name: value for name, value in asdict(config.params).items() if not isinstance(value, float)}
-    return repr(common), repr(own)
+# settings that do not change the time of a step; of `params` only floats, see `calibration_key`
+_SAME_SPEED = ("seed", "partition", "clients", "alpha", "rounds", "lr", "validation", "params", "device")
 
 
-def estimate(runs: Sequence[PlannedRun], data_dir: Path) -> Iterable[tuple[PlannedRun, float, Disk]]:
-    """(run, seconds, disk) of each of them, as they become known."""
-    rates: dict[tuple[Any, ...], float] = {}
-    for planned in runs:
-        config = planned.config
-        problem = expected_problem(config, data_dir)
+def calibration_key(config: RunConfig) -> tuple[Any, ...]:
+    """All settings that change the time of a step; of the method's parameters, those that are not floats."""
+    common = {name: value for name, value in asdict(config).items() if name not in _SAME_SPEED}
+    parameters = {name: value for name, value in asdict(config.params).items() if not isinstance(value, float)}
+    return *common.items(), *parameters.items()
+
+
+def estimate(runs: Sequence[StudyRun], data_dir: Path) -> Iterable[tuple[StudyRun, float, Disk]]:
+    """Yield (run, seconds, disk) for each run; slow when a run has to be calibrated."""
+    rates: dict[tuple[Any, ...], float] = {}  # seconds per cost
+    for run in runs:
+        problem, key = expected_problem(run.config, data_dir), calibration_key(run.config)
         total = sum(cost(problem, k) for k in range(problem.K))
-        if kind(config) not in rates:
-            rates[kind(config)] = make_plan(config, data_dir, planned.ranks).seconds / total
-        yield planned, rates[kind(config)] * total * config.rounds, disk_of(problem)
+        if key not in rates:
+            rates[key] = make_plan(run.config, data_dir, run.ranks).seconds / total
+        yield run, rates[key] * total * run.config.rounds, disk_of(problem)
 
 
-def memory(runs: Sequence[PlannedRun], data_dir: Path, jobs: int, nodes: int) -> float:
-    """Bytes that a node needs for `jobs` of the runs side by side, the largest, and the process that starts them."""
-    alike = {(*shards_of(p.config), p.config.feature_dim, p.ranks): p for p in runs}  # methods hardly matter
-    largest = max(node_bytes(p.config, data_dir, p.ranks, nodes) for p in alike.values())
+def memory(runs: Sequence[StudyRun], data_dir: Path, jobs: int, nodes: int) -> float:
+    """Bytes of memory of a node with `jobs` parallel runs of the largest size and the process that starts them."""
+    sizes = {(*shard_key(run.config), run.config.feature_dim, run.ranks): run for run in runs}  # methods hardly matter
+    largest = max(node_bytes(run.config, data_dir, run.ranks, nodes) for run in sizes.values())
     return jobs * largest + process_bytes()
 
 
-def shards_of(config: RunConfig) -> tuple[Any, ...]:
-    """What runs that share their shards have in common."""
+def shard_key(config: RunConfig) -> tuple[Any, ...]:
+    """The settings that determine the shards; runs with equal keys share them."""
     data = (config.dataset, config.samples, config.classes, config.dims)
     return *data, config.partition, config.clients, config.alpha, config.seed, config.validation

@@ -1,7 +1,8 @@
-"""Running a study here: so many runs side by side, each a process, or ranks of its own, with its output in a file.
+"""Runs a study on this machine: each run is a process, or ranks of its own, with its output in a file.
 
-A run that is complete is skipped, one that is not goes on from its checkpoint (`run --resume`), one that fails is
-reported at the end. Signals that end a run in order end all of them so; the next `study run` goes on.
+Complete runs are skipped. Interrupted and failed runs continue from their last checkpoint (`run --resume`). A failed
+run does not stop the others and is reported at the end. A signal that stops a run in order stops all of them; the next
+`study run` continues.
 """
 
 from __future__ import annotations
@@ -25,49 +26,53 @@ from mfedpba_mpi.engine.signals import EXIT_INTERRUPTED, Stop
 from mfedpba_mpi.errors import COMPLETE, FAILED, INTERRUPTED, UserError
 from mfedpba_mpi.records.status import OUTPUT, PROMPT, RunState, last_output, read_state
 from mfedpba_mpi.studies.board import Board
-from mfedpba_mpi.studies.study import PlannedRun
+from mfedpba_mpi.studies.study import StudyRun
 
-LOOK = 0.5  # seconds between two looks at the runs
+UPDATE_SECONDS = 0.5  # between two updates of the board
 
 
 def program() -> list[str]:
-    """What starts this program again, with its plugins: a script that calls `main`, if that is what runs."""
+    """The command that starts this program with its plugins; the user's script if that called `main`."""
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None) or ""
-    own = main.__spec__ is None and script.endswith(".py")
-    how = [os.path.abspath(script)] if own else ["-m", "mfedpba_mpi"]
-    return [sys.executable, *how, *plugins.arguments()]
+    is_script = main.__spec__ is None and script.endswith(".py")
+    start = [os.path.abspath(script)] if is_script else ["-m", "mfedpba_mpi"]
+    return [sys.executable, *start, *plugins.arguments()]
 
 
-def refuse_other_data(directory: Path, states: Mapping[Path, RunState], data: Mapping[Path, str]) -> None:
-    """Refuse complete runs whose data were not those of the fingerprints `data`."""
-    other = [path for path, state in states.items() if state.status == COMPLETE and state.fingerprint != data[path]]
+def refuse_other_data(directory: Path, states: Mapping[Path, RunState], fingerprints: Mapping[Path, str]) -> None:
+    """Raise a UserError if there are complete runs on other data than `fingerprints`, by path."""
+    other = [
+        path for path, state in states.items()
+        if state.status == COMPLETE and state.fingerprint != fingerprints[path]
+    ]  # fmt: skip
     if other:
         raise UserError(
-            f"out: {count(len(other), 'complete run')} in {directory} had other data than are there now, {other[0]} "
-            "for one (have the real data been imported since?); remove them, or choose another --out"
+            f"out: {count(len(other), 'complete run')} in {directory} used other data than the present ones, e.g. "
+            f"{other[0]} (have the real data been imported since?); remove them, or choose another --out"
         )
 
 
 @dataclass
 class Outcome:
-    """A run that has come to an end here: how, and after how many seconds."""
+    """How a run has ended here, and its duration; 0 seconds if it was not started."""
 
-    planned: PlannedRun
+    run: StudyRun
     state: RunState
     seconds: float
 
 
 @dataclass
 class Runner:
-    """Runs what is not complete.
+    """Runs those runs of a study that are not complete.
 
     Attributes
     ----------
-    directory, data_dir : where the runs go, and where datasets are.
-    jobs : runs side by side.
-    launcher : what starts a run on several ranks, before ``-n RANKS``.
-    keep : which checkpoints a complete run keeps.
+    directory : the study's.
+    data_dir : directory of the feature stores.
+    jobs : number of parallel runs.
+    launcher : command that starts several ranks, without ``-n RANKS``.
+    keep : the checkpoints that a complete run keeps: last, all or none.
     """
 
     directory: Path
@@ -76,102 +81,101 @@ class Runner:
     launcher: str = "mpirun"
     keep: str = "last"
     _processes: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _told: set[tuple[Path, signal.Signals]] = field(default_factory=set)
+    _signalled: set[tuple[Path, signal.Signals]] = field(default_factory=set)
     _stop: Stop = field(default_factory=Stop)
 
-    def run(self, runs: Sequence[PlannedRun], data: Mapping[Path, str]) -> int:
-        """Run them all; the exit code is 0 where all are complete, 75 after a signal, 1 where one failed.
+    def run(self, runs: Sequence[StudyRun], fingerprints: Mapping[Path, str]) -> int:
+        """Run all runs, and return the exit code: 0 if all are complete, 75 after a signal, 1 if one failed.
 
-        `data` is the fingerprint of each run's data, by its path; a complete run of other data is refused.
+        `fingerprints` are those of the runs' data, by path. A complete run on other data is a UserError.
         """
-        states = {planned.path: read_state(self.directory / planned.path) for planned in runs}
-        refuse_other_data(self.directory, states, data)
-        todo = [
-            planned for planned in runs
-            if states[planned.path].status != COMPLETE and not states[planned.path].active
-        ]  # fmt: skip
-        if any(planned.ranks > 1 for planned in todo) and not shutil.which(shlex.split(self.launcher)[0]):
-            raise UserError(f"launcher: no {shlex.split(self.launcher)[0]} on the PATH to start several ranks with")
+        states = {run.path: read_state(self.directory / run.path) for run in runs}
+        refuse_other_data(self.directory, states, fingerprints)
+        todo = [run for run in runs if states[run.path].status != COMPLETE and not states[run.path].active]
+        if any(run.ranks > 1 for run in todo) and not shutil.which(shlex.split(self.launcher)[0]):
+            raise UserError(f"launcher: no {shlex.split(self.launcher)[0]} on the PATH to start several ranks")
         self._stop.listen()
         board = Board(self.directory, runs, states)
         outcomes = []
         with ThreadPoolExecutor(self.jobs) as pool, board:
-            waiting: set[Future[Outcome]] = {pool.submit(self._execute, planned) for planned in todo}
+            pending: set[Future[Outcome]] = {pool.submit(self._execute, run) for run in todo}
             try:
-                while waiting:
-                    ended, waiting = wait(waiting, LOOK, FIRST_COMPLETED)
+                while pending:
+                    ended, pending = wait(pending, UPDATE_SECONDS, FIRST_COMPLETED)
                     for future in ended:
                         outcomes.append(future.result())
-                        board.ended(outcomes[-1].planned, outcomes[-1].state, outcomes[-1].seconds)
+                        board.run_ended(outcomes[-1].run, outcomes[-1].state, outcomes[-1].seconds)
                     if self._stop.signal:
-                        self._pass_on(signal.SIGUSR1)
-                    board.look([path for path, process in list(self._processes.items()) if process.poll() is None])
+                        self._send(signal.SIGUSR1)
+                    board.update([path for path, process in list(self._processes.items()) if process.poll() is None])
             except BaseException:
                 self._stop.signal = self._stop.signal or "an error"
-                self._pass_on(signal.SIGKILL)
+                self._send(signal.SIGKILL)
                 raise
-        failed = [(outcome.planned, outcome.state) for outcome in outcomes if outcome.state.status == FAILED]
-        board.report(failed, stopped=self._stop.signal)
+        failed = [(outcome.run, outcome.state) for outcome in outcomes if outcome.state.status == FAILED]
+        board.report(failed, stopped_by=self._stop.signal)
         if self._stop.signal or any(outcome.state.status == INTERRUPTED for outcome in outcomes):
             return EXIT_INTERRUPTED
         return 1 if failed else 0
 
-    def line(self, planned: PlannedRun) -> list[str]:
-        """The command that runs it."""
-        ranks = [*self._launch(), "-n", str(planned.ranks)] if planned.ranks > 1 else []
-        out, data = str(self.directory / planned.path), str(self.data_dir)
+    def command(self, run: StudyRun) -> list[str]:
+        """The command of a run."""
+        launch = [*self._launcher_words(), "-n", str(run.ranks)] if run.ranks > 1 else []
+        out, data = str(self.directory / run.path), str(self.data_dir)
         keep = [] if self.keep == "last" else ["--keep-checkpoints", self.keep]
-        return [*ranks, *program(), "run", *planned.arguments, "--data-dir", data, "--out", out, *keep, "--resume"]
+        return [*launch, *program(), "run", *run.arguments, "--data-dir", data, "--out", out, *keep, "--resume"]
 
-    def _launch(self) -> list[str]:
-        """The launcher; steps of srun that go side by side share the job's cores, memory and GPUs.
+    def _launcher_words(self) -> list[str]:
+        """The launcher; parallel steps of srun share the job's cores, memory and GPUs.
 
-        A step takes all the memory and GPUs of its job otherwise, and the next one waits. With ``--exact`` steps still
-        wait for GPUs, for cores of two threads, and where the job's nodes have unequal shares. Unbound, two steps do
-        not end up on the same cores.
+        Otherwise a step takes all memory and GPUs of its job, and the next step waits. With ``--exact``, steps still
+        wait for GPUs, for cores with two threads, and if the job's nodes have unequal shares. ``--cpu-bind=none``
+        keeps two steps from being bound to the same cores.
         """
-        first, *others = shlex.split(self.launcher)
-        own = {"--exact", "--overlap"} & set(others)
-        together = ["--overlap", "--cpu-bind=none"] if Path(first).name == "srun" and self.jobs > 1 and not own else []
-        return [first, *together, *others]
+        launcher, *options = shlex.split(self.launcher)
+        chosen = {"--exact", "--overlap"} & set(options)
+        parallel_srun = Path(launcher).name == "srun" and self.jobs > 1
+        shared = ["--overlap", "--cpu-bind=none"] if parallel_srun and not chosen else []
+        return [launcher, *shared, *options]
 
-    def _execute(self, planned: PlannedRun) -> Outcome:
-        """Run it to its end, in a thread that does nothing but wait for it."""
+    def _execute(self, run: StudyRun) -> Outcome:
+        """Start a run and wait for its end, in a thread of its own."""
         if self._stop.signal:
-            return Outcome(planned, RunState(INTERRUPTED), 0.0)
-        began, directory = time.monotonic(), self.directory / planned.path
+            return Outcome(run, RunState(INTERRUPTED), 0.0)
+        start, directory = time.monotonic(), self.directory / run.path
         try:
-            code = self._start(planned, directory).wait()
+            code = self._start(run, directory).wait()
             state = read_state(directory)
         except OSError as error:
             code, state = 1, RunState(FAILED, reason=f"cannot be started: {error}")
         if code and (self._stop.signal or code == EXIT_INTERRUPTED):
             state = replace(state, status=INTERRUPTED)
-        elif (code or state.status != COMPLETE) and not state.active:  # active: another process was faster
+        elif (code or state.status != COMPLETE) and not state.active:  # active: another process has started it
             state = replace(state, status=FAILED, reason=state.reason or last_output(directory))
-        return Outcome(planned, state, time.monotonic() - began)
+        return Outcome(run, state, time.monotonic() - start)
 
-    def _start(self, planned: PlannedRun, directory: Path) -> subprocess.Popen[bytes]:
+    def _start(self, run: StudyRun, directory: Path) -> subprocess.Popen[bytes]:
         directory.mkdir(parents=True, exist_ok=True)
+        command = self.command(run)
         with open(directory / OUTPUT, "ab") as output:
-            output.write(f"{PROMPT}{shlex.join(self.line(planned))}\n".encode())
+            output.write(f"{PROMPT}{shlex.join(command)}\n".encode())
             output.flush()
-            process = self._processes[planned.path] = subprocess.Popen(
-                self.line(planned), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True, env=self._environment(planned),
+            process = self._processes[run.path] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, env=self._environment(run),
             )  # fmt: skip
         return process
 
     @staticmethod
-    def _environment(planned: PlannedRun) -> dict[str, str]:
-        """A run in one process has nothing to do with the tasks of a batch job that it is started in."""
-        tasks = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS") if planned.ranks == 1 else ()
-        return {name: value for name, value in os.environ.items() if name not in tasks}
+    def _environment(run: StudyRun) -> dict[str, str]:
+        """The environment of a run. In a single process, it hides the number of tasks of an enclosing SLURM job."""
+        hidden = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS") if run.ranks == 1 else ()
+        return {name: value for name, value in os.environ.items() if name not in hidden}
 
-    def _pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to every run that is going, once."""
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to every active run, once."""
         for path, process in list(self._processes.items()):
-            if process.poll() is None and (path, number) not in self._told:
-                self._told.add((path, number))
+            if process.poll() is None and (path, number) not in self._signalled:
+                self._signalled.add((path, number))
                 with suppress(ProcessLookupError):
                     (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)

@@ -1,7 +1,7 @@
-"""A study's table: mean and deviation over seeds, the best and the second best marked.
+"""The table of a study: mean and standard deviation over seeds, with the best and the second best cells marked.
 
-The deviation is that of a sample (n - 1). Only complete runs count; what is missing or has failed is said. What was
-measured on synthetic data says so, in the title or, where a table mixes, in the row.
+The deviation is that of a sample (n - 1). Only complete runs count; the table notes missing and failed runs. Results on
+synthetic data are marked in the title, or in the rows if only some of them are.
 """
 
 from __future__ import annotations
@@ -18,25 +18,37 @@ from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
 from mfedpba_mpi.records.tables import NumberText
-from mfedpba_mpi.studies.study import SEED, Place, Study
+from mfedpba_mpi.studies.study import SEED, RunKey, Study
+
+RunValue = tuple[RunKey, float, str]  # a run that has ended: its number (NaN if it failed), and its remark
+Grid = list[list["Cell | None"]]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number and how it is shown; a `plain` one without deviation, and the best ones are not looked for."""
+    """A number of a run, and how to show it.
+
+    Attributes
+    ----------
+    plain : show no deviations and mark no best cells.
+    last_five : the number is a mean over the last five rounds, or over all if there are fewer.
+    """
 
     label: str
     larger_is_better: bool = False
     digits: int = 3
     plain: bool = False
+    last_five: bool = False
 
 
-def _accuracy(label: str, name: str) -> tuple[Measure, Callable[[Run], float]]:
-    return Measure(f"{label} in %", larger_is_better=True, digits=2), lambda run: 100 * run.summary()[name]
+def _accuracy(label: str, name: str, last_five: bool = False) -> tuple[Measure, Callable[[Run], float]]:
+    """A measure of `Run.summary`, in percent."""
+    measure = Measure(f"{label} in %", larger_is_better=True, digits=2, last_five=last_five)
+    return measure, lambda run: 100 * run.summary()[name]
 
 
 def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run], float]]:
-    """How many of the (client, class) prototypes are means of `low` to `high` training samples."""
+    """The share of (client, class) prototypes that are means of `low` to `high` training samples."""
 
     def share(run: Run) -> float:
         counts = run.partition["counts"]
@@ -46,24 +58,28 @@ def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run
 
 
 MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
-    "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five"),
+    "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five", last_five=True),
     "last": _accuracy("average accuracy after the last round", "last"),
     "best": _accuracy("best average accuracy of a round", "best"),
-    "client_mean": _accuracy("unweighted mean of the clients' accuracies (last five rounds)", "client_mean_last_five"),
+    "client_mean": _accuracy(
+        "unweighted mean of the clients' accuracies (last five rounds)", "client_mean_last_five", last_five=True
+    ),
     "seconds": (
-        Measure("seconds a round (median)"),
+        Measure("seconds per round (median)"),
         lambda run: float(np.median(run.rounds["seconds_total"])),
     ),
     "client_seconds": (
-        Measure("CPU seconds of a client a round (mean over clients, median over rounds)"),
+        Measure("CPU seconds of a client per round (mean over clients, median over rounds)"),
         lambda run: float(np.median(run.rounds["seconds_client"].mean(axis=1))),
     ),
     "kilobytes": (
-        Measure("payload a round in kB, up and down together", digits=1),
+        Measure("payload per round in kB, up and down together", digits=1),
         lambda run: float((run.rounds["bytes_up"] + run.rounds["bytes_down"]).sum(axis=1).mean() / 1000),
     ),
     "plan_trace": (
-        Measure("trace of MFedPBA's transport plans (mean over modalities, last five rounds)", plain=True),
+        Measure(
+            "trace of MFedPBA's transport plans (mean over modalities, last five rounds)", plain=True, last_five=True
+        ),
         lambda run: float(np.nanmean(run.rounds["gw_trace"][-5:])) if "gw_trace" in run.rounds else np.nan,
     ),
     "from_one": _prototypes("one sample", 1, 1),
@@ -72,15 +88,15 @@ MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
 }
 
 
-Found = tuple[Place, float, str]  # a run that has ended: its number, NaN if it has failed, and what is said of it
-
-
 @dataclass(frozen=True)
 class Cell:
-    """Mean and deviation of n values (NaN where one value has none); `place` 1 is the best, 2 the second, 0 neither.
+    """The mean of n values and their standard deviation (NaN if n = 1).
 
-    `failed` runs beside these have no value, for example because they diverged; then the cell has no place.
-    `against` compares with the first row: a difference where more is better, else how many times as fast.
+    Attributes
+    ----------
+    failed : number of failed runs, which have no value. A cell with failed runs is never marked.
+    place : 1 for the best cell, 2 for the second best, else 0.
+    against : the comparison with the first row: a difference, or a speed-up if smaller is better.
     """
 
     mean: float
@@ -91,23 +107,23 @@ class Cell:
     against: str = ""
 
     def text(self, digits: int, plus_minus: str = " ± ") -> str:
-        """The number as it is read."""
+        """Mean and deviation."""
         if not self.n:
             return "failed"
-        spread = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
-        return NumberText(f"{self.mean:.{digits}f}{spread}", self.mean, self.deviation)
+        deviation = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
+        return NumberText(f"{self.mean:.{digits}f}{deviation}", self.mean, self.deviation)
 
-    def words(self, digits: int, mark: str = "{}") -> str:
-        """The number, in `mark`, how it compares, and how many runs it is without."""
-        without = f"{self.failed} failed" if self.failed and self.n else ""
-        said = ", ".join(filter(None, [self.against, without]))
-        text = mark.format(self.text(digits)) + (f" ({said})" if said else "")
+    def full_text(self, digits: int, mark: str = "{}") -> str:
+        """Mean and deviation in the format `mark`, the comparison, and the number of failed runs."""
+        failed = f"{self.failed} failed" if self.failed and self.n else ""
+        notes = ", ".join(filter(None, [self.against, failed]))
+        text = mark.format(self.text(digits)) + (f" ({notes})" if notes else "")
         return NumberText(text, self.mean, self.deviation) if self.n else text
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its label, its cells (None: no run), and its remark if the rows have different ones."""
+    """A row of a table: its label, its cells (None: no run), and its remark if rows have different ones."""
 
     label: str
     cells: Sequence[Cell | None]
@@ -126,12 +142,15 @@ class Results:
     Attributes
     ----------
     subject : the title of the study.
-    measure : what the cells show.
+    measure : the number in the cells.
     corner : header of the column of labels.
-    notes : how to read the table.
-    incomplete : how many runs are complete, "" if all are; also one of `notes`.
-    remark : what must be shown with every number, if it is the same for all, see `Run.remark`.
+    incomplete : the number of complete runs in words, "" if all are complete.
+    remark : `Run.remark` if it is the same for all runs.
     name : the name of the study.
+    seeds : number of seeds.
+    best : where the best cells are marked: in each row, in each column or in the table.
+    against_first : whether cells are compared with those of the first row.
+    short : whether a run has fewer rounds than the measure is a mean of.
     """
 
     subject: str
@@ -139,125 +158,134 @@ class Results:
     corner: str
     columns: Sequence[str]
     rows: Sequence[Row]
-    notes: Sequence[str] = ()
     incomplete: str = ""
     remark: str = ""
     name: str = "table"
+    seeds: int = 1
+    best: str = "row"
+    against_first: bool = False
+    short: bool = False
 
     @property
     def title(self) -> str:
         """Subject, remark and measure."""
         return f"{self.subject}{bracketed(self.remark)}: {self.measure.label}"
 
+    def notes(self, bold: str = "bold", underlined: str = "underlined") -> list[str]:
+        """How to read the table. `bold` and `underlined` describe the marks of the best and the second best cells."""
+        notes = []
+        if not self.measure.plain:
+            notes.append(f"mean ± deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed")
+            notes += [self.incomplete] if self.incomplete else []
+            group = "the table" if self.best == "table" else f"a {self.best}"
+            notes.append(f"best of {group} {bold}, second best {underlined}")
+            notes += ["in brackets: against the first row"] if self.against_first else []
+        return [*notes, "runs with fewer than five rounds: mean of all rounds"] if self.short else notes
+
 
 def tabulate(study: Study, directory: Path, measure: str = "", against: str = "") -> Results:
-    """The table of the complete runs below `directory`.
+    """The table of the complete runs in `directory`.
 
-    `against` is the column from which the others are to be subtracted, seed by seed: runs of one seed have the same
-    clients, so the deviation is that of the methods, and not of the problems that they were given.
+    Parameters
+    ----------
+    measure : a key of `MEASURES`  [default: the study's].
+    against : label of the column to subtract, see `difference_table`.
     """
-    name = measure or study.layout.measure
-    if name not in MEASURES:
-        raise unknown("measure", name, MEASURES)
-    kind, value = MEASURES[name]
-    found = []
+    key = measure or study.layout.measure
+    if key not in MEASURES:
+        raise unknown("measure", key, MEASURES)
+    shown, value_of = MEASURES[key]
+    values: list[RunValue] = []
     short = False
-    for place, run in ended(study, directory):
-        short |= "last five" in kind.label and len(run.evaluated) < 5
-        complete, number = run.status == COMPLETE, value(run) if run.status == COMPLETE else np.nan
-        if not (complete and np.isnan(number)):  # what only some methods have is no number of the others
-            found.append((place, number, run.remark))
-    results = subtracted(study, found, kind, against) if against else lay_out(study, found, kind)
-    note = "runs of fewer than five rounds: mean of all of them"
-    return replace(results, notes=[*results.notes, note]) if short else results
+    for run_key, run in ended_runs(study, directory):
+        short |= shown.last_five and len(run.evaluated) < 5
+        complete, number = run.status == COMPLETE, value_of(run) if run.status == COMPLETE else np.nan
+        if not (complete and np.isnan(number)):  # a complete run without this measure, e.g. plan_trace of Local
+            values.append((run_key, number, run.remark))
+    results = difference_table(study, values, shown, against) if against else lay_out(study, values, shown)
+    return replace(results, short=short)
 
 
-def subtracted(study: Study, found: Sequence[Found], measure: Measure, column: str) -> Results:
-    """The table of each number minus that of the same row and seed in a column; without those that lack the other.
+def difference_table(study: Study, values: Sequence[RunValue], measure: Measure, column: str) -> Results:
+    """The table of differences to a column, seed by seed.
 
-    A failed run is one here too, and no run for what the others did. Where a table has but one column, it is its rows
-    that are compared.
+    Runs with the same seed have the same clients, so the deviation of the differences does not contain that of the
+    problems. Runs without a partner in `column` are left out, but failed runs still count as failed. In a table with
+    a single column, `column` is the label of a row.
     """
     axis = study.layout.columns or next(iter(study.layout.rows), "")
-    labels = [choice.label for choice in study.axes[axis]] if axis else []
+    labels = [value.label for value in study.axes[axis]] if axis else []
     if column not in labels:
         raise unknown("against", column, labels)
 
-    def rest(place: Place) -> tuple[str, ...]:
-        return tuple(label for name, label in place.labels.items() if name != axis)
+    def other_labels(key: RunKey) -> tuple[str, ...]:
+        return tuple(label for name, label in key.labels.items() if name != axis)
 
-    base = {rest(place): x for place, x, _ in found if place.labels[axis] == column and not np.isnan(x)}
+    base = {other_labels(key): x for key, x, _ in values if key.labels[axis] == column and not np.isnan(x)}
     differences = [
-        (place, x - base.get(rest(place), np.nan), remark)
-        for place, x, remark in found
-        if rest(place) in base or np.isnan(x)
+        (key, x - base.get(other_labels(key), np.nan), remark)
+        for key, x, remark in values
+        if other_labels(key) in base or np.isnan(x)
     ]
     study = replace(study, layout=replace(study.layout, against_first=False))
     return lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"))
 
 
-def ended(study: Study, directory: Path) -> Iterator[tuple[Place, Run]]:
-    """The study's runs below `directory` that are complete, or have failed."""
-    for place in study.places():
-        if run := load_ended(directory / place.path):
-            yield place, run
+def ended_runs(study: Study, directory: Path) -> Iterator[tuple[RunKey, Run]]:
+    """The runs of the study in `directory` that are complete or have failed."""
+    for key in study.run_keys():
+        if run := load_ended(directory / key.path):
+            yield key, run
 
 
-def lay_out(study: Study, found: Sequence[Found], measure: Measure) -> Results:
-    """The table of these values."""
-    layout, remarks = study.layout, {remark for *_, remark in found}
+def lay_out(study: Study, values: Sequence[RunValue], measure: Measure) -> Results:
+    """The table of these values, in the study's layout."""
+    layout, remarks = study.layout, {remark for *_, remark in values}
     columns = _labels(study, [layout.columns] if layout.columns else [])
-    grid: list[list[Cell | None]] = []
+    grid: Grid = []
     labels, row_remarks = [], []
     for row in _labels(study, layout.rows):
-        own = [entry for entry in found if _is_at(entry[0], layout.rows, row)]
+        in_row = [entry for entry in values if _has_labels(entry[0], layout.rows, row)]
         labels.append(" ".join(row) or study.name)
-        row_remarks.append(joint_remark(remark for *_, remark in own) if len(remarks) > 1 else "")
-        grid.append([cell_of([x for place, x, _ in own if _is_at(place, [layout.columns], c)]) for c in columns])
+        row_remarks.append(joint_remark(remark for *_, remark in in_row) if len(remarks) > 1 else "")
+        grid.append([cell_of([x for key, x, _ in in_row if _has_labels(key, [layout.columns], c)]) for c in columns])
     best = layout.best or ("row" if len(columns) > 1 else "column")
-    incomplete = "" if measure.plain else _incomplete(study, [value for _, value, _ in found])
+    incomplete = "" if measure.plain else _incomplete(study, [value for _, value, _ in values])
     if measure.plain:
         grid = [[cell and replace(cell, deviation=np.nan) for cell in row] for row in grid]
     else:
-        grid = _placed(grid, best, measure.larger_is_better)
-        grid = _compared(grid, measure) if layout.against_first else grid
+        grid = _mark_best(grid, best, measure.larger_is_better)
+        grid = _compare_with_first_row(grid, measure) if layout.against_first else grid
     return Results(
         study.title, measure,
         ", ".join(axis.rpartition(".")[2] for axis in layout.rows) or "study",
         [" ".join(column) for column in columns] if layout.columns else ["mean"],
         list(map(Row, labels, grid, row_remarks)),
-        [] if measure.plain else _notes(study, incomplete, best), incomplete,
-        next(iter(remarks)) if len(remarks) == 1 else "", study.name,
+        incomplete, next(iter(remarks)) if len(remarks) == 1 else "", study.name,
+        len(study.axes.get(SEED, ())), best, layout.against_first,
     )  # fmt: skip
 
 
 def _incomplete(study: Study, values: Sequence[float]) -> str:
     """How many runs are complete and how many have failed; "" if all are complete."""
-    total, failed = len(study.places()), int(np.isnan(values).sum())
+    total, failed = len(study.run_keys()), int(np.isnan(values).sum())
     if len(values) - failed == total:
         return ""
     runs = "1 run is" if total == 1 else f"{total} runs are"
     return f"{len(values) - failed} of {runs} complete{f', {failed} failed' if failed else ''}"
 
 
-def _notes(study: Study, incomplete: str, best: str) -> list[str]:
-    seeds = len(study.axes.get(SEED, ()))
-    notes = [f"mean ± deviation over {seeds} seeds" if seeds > 1 else "one seed", *filter(None, [incomplete])]
-    notes.append(f"best of {'the table' if best == 'table' else f'a {best}'} bold, second best underlined")
-    return notes + (["in brackets: against the first row"] if study.layout.against_first else [])
-
-
 def _labels(study: Study, axes: Iterable[str]) -> list[tuple[str, ...]]:
-    """The labels of every combination of these axes, one empty one where there are none."""
-    return list(product(*([choice.label for choice in study.axes[axis]] for axis in axes)))
+    """The labels of every combination of values of these axes; a single empty one if there are no axes."""
+    return list(product(*([value.label for value in study.axes[axis]] for axis in axes)))
 
 
-def _is_at(place: Place, axes: Sequence[str], labels: Sequence[str]) -> bool:
-    return all(place.labels[axis] == label for axis, label in zip(axes, labels, strict=False))
+def _has_labels(key: RunKey, axes: Sequence[str], labels: Sequence[str]) -> bool:
+    return all(key.labels[axis] == label for axis, label in zip(axes, labels, strict=False))
 
 
 def cell_of(values: Sequence[float]) -> Cell | None:
-    """The cell of these values, NaN those of failed runs; None where there are no values."""
+    """The cell of these values, with NaN for failed runs; None if there are no values."""
     if not values:
         return None
     good = [value for value in values if not np.isnan(value)]
@@ -265,31 +293,31 @@ def cell_of(values: Sequence[float]) -> Cell | None:
     return Cell(float(np.mean(good)) if good else np.nan, deviation, len(good), len(values) - len(good))
 
 
-def _placed(grid: list[list[Cell | None]], best: str, larger: bool) -> list[list[Cell | None]]:
-    """The grid with the best and the second best cell marked in every row, every column or the whole; ties share."""
-    where = [[(r, c) for c in range(len(row))] for r, row in enumerate(grid)]
-    columns, whole = [list(group) for group in zip(*where, strict=True)], [spot for row in where for spot in row]
-    groups = {"row": where, "column": columns, "table": [whole]}
+def _mark_best(grid: Grid, best: str, larger_is_better: bool) -> Grid:
+    """Set the places of the best and the second best cell of every row, every column or the table. Ties share."""
+    rows = [[(r, c) for c in range(len(row))] for r, row in enumerate(grid)]
+    columns, table = [list(group) for group in zip(*rows, strict=True)], [spot for row in rows for spot in row]
+    groups = {"row": rows, "column": columns, "table": [table]}
     result = [list(row) for row in grid]
     for group in groups[best]:
         cells = {(r, c): cell for r, c in group if (cell := grid[r][c]) and not cell.failed}
-        means = sorted({cell.mean for cell in cells.values()}, reverse=larger)
+        means = sorted({cell.mean for cell in cells.values()}, reverse=larger_is_better)
         for (r, c), cell in cells.items():
             if len(cells) > 1 and cell.mean in means[:2]:
                 result[r][c] = replace(cell, place=means.index(cell.mean) + 1)
     return result
 
 
-def _compared(grid: list[list[Cell | None]], measure: Measure) -> list[list[Cell | None]]:
-    """The grid with every cell compared with that of the first row."""
+def _compare_with_first_row(grid: Grid, measure: Measure) -> Grid:
+    """Set `Cell.against` of all rows but the first."""
     result = [list(row) for row in grid]
     for r, row in enumerate(grid[1:], 1):
         for c, (first, cell) in enumerate(zip(grid[0], row, strict=True)):
             if first and cell and first.n and cell.n:
-                words = (
+                text = (
                     f"{cell.mean - first.mean:+.{measure.digits}f}"
                     if measure.larger_is_better
                     else f"{first.mean / cell.mean:.2f}x"
                 )
-                result[r][c] = replace(cell, against=words)
+                result[r][c] = replace(cell, against=text)
     return result

@@ -11,7 +11,7 @@ from pathlib import Path
 from mfedpba_mpi.cli.console import count, duration
 from mfedpba_mpi.errors import COMPLETE, FAILED, RUNNING, WAITING
 from mfedpba_mpi.records.status import RunReader, RunState, overview
-from mfedpba_mpi.studies.study import FILE, read_study
+from mfedpba_mpi.studies.study_file import FILE, read_study
 from mfedpba_mpi.watch.drawing import Line, flow, flow_each
 from mfedpba_mpi.watch.pictures import average_curve, pace_of, reason_lines, run_lines, styled
 
@@ -39,7 +39,7 @@ class WatchedStudy:
 
     def __init__(self, directory: Path):
         self.directory, self.study = directory, read_study(directory / FILE)
-        self._watched = {place.path: WatchedRun(directory / place.path) for place in self.study.places()}
+        self._watched = {place.path: WatchedRun(directory / place.path) for place in self.study.run_keys()}
         self._rows: dict[Path, Row] = {}
 
     @property

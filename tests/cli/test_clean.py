@@ -1,4 +1,4 @@
-"""`clean`: what it removes, what it leaves alone, and what it says."""
+"""`clean`: removed files, kept files and output."""
 
 import shutil
 
@@ -38,24 +38,24 @@ def clean(*args, code=0):
     return result.output
 
 
-def test_only_complete_runs_lose_their_checkpoints_and_no_run_its_log(runs):
+def test_only_checkpoints_of_complete_runs_are_removed_and_logs_are_kept(runs):
     before = files(runs)
     spare = {path for path in before if path.match("complete/checkpoints/*/*")}
     size = f"{sum(before[path] for path in spare) / 1e6:.4g} MB"
     assert clean(runs, "--dry-run").endswith(f"would free {size}; 1 run could no longer be extended\n")
     assert files(runs) == before
-    said = clean(runs)
-    assert f"complete: {size}\n" in said
-    assert "killed: 0 B (interrupted)\n" in said
-    assert "damaged: 0 B (its log is damaged)\n" in said
-    assert said.endswith(f"freed {size}; 1 run can no longer be extended\n")
+    output = clean(runs)
+    assert f"complete: {size}\n" in output
+    assert "killed: 0 B (interrupted)\n" in output
+    assert "damaged: 0 B (unreadable)\n" in output
+    assert output.endswith(f"freed {size}; 1 run can no longer be extended\n")
     assert files(runs).keys() == before.keys() - spare
     assert not (runs / "complete/checkpoints").exists()
     assert load_run(runs / "complete").status == "complete"
     assert clean(runs / "complete") == "freed 0 B\n"
 
 
-def test_what_killed_writes_have_left_is_removed_from_every_run(runs):
+def test_temporary_files_of_killed_runs_are_removed(runs):
     before = files(runs)
     for name in ("checkpoints/.round-00000003.part/rank-0.safetensors", ".run.h5.part"):
         (runs / "killed" / name).parent.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def test_what_killed_writes_have_left_is_removed_from_every_run(runs):
     assert files(runs) == before
 
 
-def test_a_run_that_is_going_is_not_touched(runs):
+def test_an_active_run_is_not_changed(runs):
     (runs / "complete/checkpoints/.round-00000004.part").mkdir()
     with locked(runs / "complete"):
         before = files(runs)
@@ -73,22 +73,22 @@ def test_a_run_that_is_going_is_not_touched(runs):
     assert (runs / "complete/checkpoints/.round-00000004.part").is_dir()
 
 
-def test_a_path_twice_is_cleaned_once_and_one_without_runs_refused(runs, tmp_path):
+def test_a_repeated_path_is_cleaned_once_and_a_path_without_runs_is_refused(runs, tmp_path):
     assert clean(runs, runs / "complete", "--dry-run").count("/complete:") == 1
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(cli, ["clean", str(tmp_path / "empty")])
-    assert f"there is no run in {tmp_path / 'empty'}" in str(result.exception)
+    assert f"no run in {tmp_path / 'empty'}" in str(result.exception)
 
 
-def test_shards_are_removed_datasets_stay_and_a_run_makes_its_shards_again(finished, tiny, tmp_path):
+def test_shards_are_removed_and_made_again_and_datasets_are_kept(finished, tiny, tmp_path):
     data = finished().path.parents[1]
     (shards,) = (data / "shards").iterdir()
     stores = files(data / "synthetic")
     made = shards.read_bytes()
     for verb, options in (("would free", ["--dry-run"]), ("freed", [])):
         assert shards.exists()
-        said = CliRunner().invoke(cli, ["data", "clean", "--data-dir", str(data), *options]).output
-        assert said == f"{verb} {len(made) / 1000:.4g} kB, 1 file in {data / 'shards'}\n"
+        output = CliRunner().invoke(cli, ["data", "clean", "--data-dir", str(data), *options]).output
+        assert output == f"{verb} {len(made) / 1000:.4g} kB, 1 file in {data / 'shards'}\n"
     assert not shards.exists()
     assert files(data / "synthetic") == stores
     finished()

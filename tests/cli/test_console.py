@@ -1,4 +1,4 @@
-"""What people see: widths, and numbers of things."""
+"""Console output: widths, and singular and plural."""
 
 import io
 import subprocess
@@ -13,13 +13,13 @@ from mfedpba_mpi.cli.console import console, count
 @pytest.mark.parametrize(
     ("columns", "width"), [("72", 72), ("300", 300), ("3", 20), ("0", 120), ("wide", 120), (None, 120)]
 )
-def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, columns, width):
+def test_output_to_a_pipe_has_the_width_in_columns(monkeypatch, columns, width):
     if columns is None:
         monkeypatch.delenv("COLUMNS", raising=False)
     else:
         monkeypatch.setenv("COLUMNS", columns)
     assert console().width == width
-    assert console(io.StringIO()).width == 1000  # a file is no screen
+    assert console(io.StringIO()).width == 1000  # not the width of a screen
 
 
 def test_a_number_agrees_with_its_noun():
@@ -27,7 +27,7 @@ def test_a_number_agrees_with_its_noun():
     assert [count(n, "modality", "modalities") for n in (1, 2)] == ["1 modality", "2 modalities"]
 
 
-def test_a_reader_that_goes_away_does_not_end_a_run(tmp_path):
+def test_a_closed_pipe_does_not_end_a_run(tmp_path):
     options = "--dataset synthetic --samples 120 --classes 3 --dims 6,10 --rounds 3 --out out"
     line = f"{sys.executable} -m mfedpba_mpi {options} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)

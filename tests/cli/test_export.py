@@ -18,7 +18,7 @@ def call(*args):
     export.main([str(arg) for arg in args], standalone_mode=False)
 
 
-def test_several_runs_share_tables_and_are_told_apart(made, tmp_path):
+def test_several_runs_share_tables_and_have_different_names(made, tmp_path):
     one = moved(made(), tmp_path / "a" / "x")
     two = moved(made(method="harmony", seed=1, clients=4), tmp_path / "b" / "x")
     call(one.path, two.path, one.path.parent, "--csv", tmp_path / "out", "--tensorboard", tmp_path / "tb")
@@ -31,10 +31,10 @@ def test_several_runs_share_tables_and_are_told_apart(made, tmp_path):
     assert len(files_in(tmp_path / "tb")) == 2
 
 
-def test_a_study_stands_for_those_of_its_runs_that_have_begun(made, tmp_path):
+def test_a_study_is_exported_as_its_started_runs(made, tmp_path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.toml").write_text("[settings]\ndataset = 'synthetic'\n[cross]\nseed = [0, 1, 2]\n")
-    with pytest.raises(UserError, match=r"no run of the study in .* has begun"):
+    with pytest.raises(UserError, match=r"no run of the study in .* has started"):
         call(tmp_path / "study", "--csv", tmp_path / "out")
     for seed in (0, 2):
         moved(made(), tmp_path / f"study/s{seed}")
@@ -42,7 +42,7 @@ def test_a_study_stands_for_those_of_its_runs_that_have_begun(made, tmp_path):
     assert pd.read_csv(tmp_path / "out/clients.csv")["run"].unique().tolist() == ["s0", "s2"]
 
 
-def test_synthetic_data_are_called_so_in_everything_that_is_written(made, tmp_path, capsys):
+def test_synthetic_data_are_marked_in_all_files(made, tmp_path, capsys):
     run = made()
     real = moved(run, tmp_path / "measured", data_origin="real")
     call(run.path, real.path, "--csv", tmp_path / "t", "--parquet", tmp_path / "t", "--tensorboard", tmp_path / "tb")
@@ -61,13 +61,13 @@ def test_synthetic_data_are_called_so_in_everything_that_is_written(made, tmp_pa
         assert settings_in(found)["data_origin"].string_value == origin
 
 
-def test_what_is_there_is_replaced_only_with_overwrite(made, tmp_path):
+def test_existing_files_are_replaced_only_with_overwrite(made, tmp_path):
     run, out = made(), tmp_path / "out"
     call(run.path, "--csv", out, "--tensorboard", out)
     (out / "rounds.csv").unlink()
     (out / "clients.csv").write_text("mine")
     before = files_in(out)
-    with pytest.raises(UserError, match=r"clients_rounds\.csv is there already; --overwrite replaces it"):
+    with pytest.raises(UserError, match=r"clients_rounds\.csv exists already; replace it with --overwrite"):
         call(run.path, "--csv", out, "--tensorboard", out)
     assert files_in(out) == before
     assert (out / "clients.csv").read_text() == "mine"
@@ -77,21 +77,21 @@ def test_what_is_there_is_replaced_only_with_overwrite(made, tmp_path):
 
 
 @pytest.mark.parametrize(("option", "package"), [("--parquet", "pyarrow"), ("--tensorboard", "tensorboard")])
-def test_a_package_that_is_missing_is_named_with_the_fix(option, package, tmp_path, monkeypatch):
+def test_a_missing_package_is_an_error_with_the_fix(option, package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"{package} is not installed; pip install 'mfedpba-mpi\[export\]'"):
         call(tmp_path, option, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_somewhere_to_write_and_a_run_are_needed(tmp_path):
+def test_a_format_and_a_run_are_required(tmp_path):
     with pytest.raises(UserError, match="choose --csv DIR, --parquet DIR or --tensorboard DIR"):
         call(tmp_path)
     with pytest.raises(UserError, match="no run at"):
         call(tmp_path, "--csv", tmp_path / "out")
 
 
-def test_the_command_is_known_without_loading_anything_heavy():
+def test_the_command_is_defined_without_heavy_imports():
     code = "import sys, mfedpba_mpi.cli.export\n"
     code += "print([name for name in ('pandas', 'numpy', 'h5py', 'torch', 'tensorboard') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""The command as a user meets it."""
+"""The command line."""
 
 import json
 import os
@@ -28,12 +28,12 @@ from mfedpba_mpi.report.page import Page
 RUN = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10", "--rounds", 2, "--feature-dim", 8)
 
 
-def test_help_answers_without_loading_torch_or_mpi():
+def test_help_does_not_load_torch_or_mpi():
     code = "import sys; sys.argv = ['mfedpba-mpi', '--help']\nfrom mfedpba_mpi.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
     code += "heavy = ('torch', 'mpi4py', 'h5py', 'scipy', 'matplotlib', 'pandas', 'sklearn')\n"
     code += "print([name for name in heavy if name in sys.modules])"
-    environment = {**os.environ, "MFEDPBA_PLUGINS": "examples/own_method.py"}  # not needed for this either
+    environment = {**os.environ, "MFEDPBA_PLUGINS": "examples/own_method.py"}  # must not be loaded either
     line = [sys.executable, "-c", code]
     out = subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
     assert out.strip().endswith("[]")
@@ -44,7 +44,7 @@ def test_help_answers_without_loading_torch_or_mpi():
 def test_a_run_ends_with_a_table_and_a_log(command, tmp_path):
     result = command(*RUN)
     assert result.returncode == 0, result.stderr
-    for words in ("SYNTHETIC", "average accuracy (synthetic data)", "payload a round", "the paper's formula", "run.h5"):
+    for words in ("SYNTHETIC", "average accuracy (synthetic data)", "payload per round", "paper's formula", "run.h5"):
         assert words in result.stdout
     run = load_run(tmp_path / "runs" / "synthetic-m2-mfedpba-s0")
     assert run.status == "complete"
@@ -52,7 +52,7 @@ def test_a_run_ends_with_a_table_and_a_log(command, tmp_path):
     assert run.attributes["ranks"] == 1
 
 
-def test_settings_can_be_chosen_without_the_test_rows(command, tmp_path):
+def test_validation_rows_are_held_out_of_the_training_rows(command, tmp_path):
     """A quarter of 120 rows is for tests; a fifth of the other 90 is held out."""
     result = command(*RUN, "--validation", 0.2)
     assert result.returncode == 0, result.stderr
@@ -72,7 +72,7 @@ def test_run_is_the_default_command_and_reads_a_file(command, tmp_path):
     assert (config["rounds"], config["mfedpba"]["tau"]) == (1, 0.25)
 
 
-def test_a_run_is_not_overwritten_unasked(command, tmp_path):
+def test_a_run_is_overwritten_only_with_the_option(command, tmp_path):
     assert command(*RUN, "--out", "a").returncode == 0
     before = (tmp_path / "a" / "run.h5").read_bytes()
     again = command(*RUN, "--out", "a")
@@ -85,7 +85,7 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("run",), "which dataset"),
+        (("run",), "dataset: missing"),
         (("--dataset", "youtub"), "did you mean 'youtube'"),
         (("--dataset", "nowhere/x.h5"), "does not exist"),
         (("--dataset", "youtube", "--method", "mfedpb"), "did you mean 'mfedpba'"),
@@ -108,17 +108,24 @@ def test_a_run_is_not_overwritten_unasked(command, tmp_path):
             "fedtgp.margin: -1.0 is out of range",
         ),
         (("--dataset", "youtube", "--method", "fedpall", "--set", "fedpall.upload=all"), "one of samples, prototypes"),
-        (("--dataset", "youtube", "--set", "margin=5"), "METHOD.NAME=VALUE"),
+        (
+            ("--dataset", "youtube", "--set", "margin=5"),
+            "margin: belongs to method fedtgp, but this run's method is",
+        ),
+        (("--dataset", "youtube", "--set", "margin"), "'margin' is not of the form NAME=VALUE"),
+        (("--dataset", "youtube", "--set", "roundz=5"), "did you mean 'rounds'"),
+        (("--dataset", "youtube", "--rounds", "5", "--set", "rounds=6"), "rounds: given as '5' and as 6; give it once"),
+        (("--dataset", "youtube", "--tau", "1", "--set", "mfedpba.tau=2"), "mfedpba.tau: given as '1' and as 2; give"),
         (("--dataset", "youtube", "--set", "fedtg.margin=5"), "did you mean 'fedtgp'"),
         (("--dataset", "youtube", "--method", "fedproto", "--fusion", "concat"), "use sum or separate"),
-        (("ablate", "--dataset", "youtube", "--method", "local"), "the method is local"),
-        (("ablate", "--dataset", "youtube", "--without", "rec"), "drop --without"),
-        (("--dataset", "youtube", "--device", "cuda"), "sees no GPU"),
+        (("ablate", "--dataset", "youtube"), "use `mfedpba-mpi study run ablation --set dataset=NAME`"),
+        (("ablate", "--help"), "use `mfedpba-mpi study run ablation --set dataset=NAME`"),
+        (("--dataset", "youtube", "--device", "cuda"), "cuda needs a GPU"),
         (("--dataset", "broken.h5"), "broken.h5"),
         (("--dataset", "foreign.h5"), "not in the format"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, words):
+def test_bad_input_is_an_error_of_one_line_with_exit_code_2(command, tmp_path, args, words):
     (tmp_path / "broken.h5").write_bytes(b"not HDF5 at all")
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["x"] = 1
@@ -134,22 +141,22 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, args, wo
     [
         (("run", "--dataset", "synthetic", "--out", ""), "the path is empty"),
         (("resume", ""), "the path is empty"),
-        (("run", "--dataset", "synthetic", "--resume", "--overwrite"), "overwrite: --resume continues the run"),
+        (("run", "--dataset", "synthetic", "--resume", "--overwrite"), "overwrite: --resume continues an existing run"),
         (("config", "--dataset", "synthetic", "--data-dir", ""), "the path is empty"),
         (("config", "--dataset", "synthetic", "--threads", "100000"), "threads: 100000 is out of range"),
         (("data", "list", "--data-dir", "nowhere"), "data-dir: nowhere is not a directory"),
         (("data", "inspect", "youtube", "--data-dir", "nowhere"), "data-dir: nowhere is not a directory"),
         (("study", "run", "scaling-weak", "--commands", "--data-dir", "nowhere"), "nowhere is not a directory"),
-        (("study", "run", "scaling-weak", "--commands", "--launcher", ""), "'' names no program"),
+        (("study", "run", "scaling-weak", "--commands", "--launcher", ""), "'' is not a command"),
         (("study", "run", "scaling-weak", "--commands", "--part", ""), "part: '' is not of the form I/N"),
-        (("study", "submit", "scaling-weak", "--dry-run", "--launcher", "'"), "names no program"),
+        (("study", "submit", "scaling-weak", "--dry-run", "--launcher", "'"), "is not a command"),
         (("study", "submit", "scaling-weak", "--dry-run", "--at-once", "0"), "0 is not in the range"),
         (("data", "synthesize", "synthetic", "--out", "."), "out: . is a directory; give a file"),
         (("data", "import", "mfeat", "--from", "x", "--out", ".", "--overwrite"), "out: . is a directory"),
     ],
     ids=" ".join,
 )
-def test_what_was_once_accepted_or_a_traceback_is_refused(tmp_path, monkeypatch, args, words):
+def test_bad_arguments_are_refused_before_anything_is_written(tmp_path, monkeypatch, args, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UserError, click.ClickException)) as refused:
         cli.main(list(args), standalone_mode=False)
@@ -161,11 +168,11 @@ def test_what_was_once_accepted_or_a_traceback_is_refused(tmp_path, monkeypatch,
     ("error", "code", "words"),
     [
         (PermissionError(13, "Permission denied", "there/run.h5"), 2, "there/run.h5: Permission denied"),
-        (MemoryError("Unable to allocate 745. GiB"), 1, "not enough memory, .* Unable to allocate 745"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "not enough memory, .* can't allocate memory"),
+        (MemoryError("Unable to allocate 745. GiB"), 1, "not enough memory .* Unable to allocate 745"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "not enough memory .* can't allocate memory"),
     ],
 )
-def test_what_the_machine_refuses_is_one_line(monkeypatch, capsys, error, code, words):
+def test_errors_of_the_system_are_one_line(monkeypatch, capsys, error, code, words):
     def fail(**_):
         raise error
 
@@ -178,12 +185,12 @@ def test_what_the_machine_refuses_is_one_line(monkeypatch, capsys, error, code, 
     assert said.count("\n") == 1
 
 
-def test_a_log_that_may_not_be_read_is_not_taken_for_a_damaged_one(made, tmp_path, monkeypatch):
-    """Which a resumption would make anew from a checkpoint."""
+def test_a_log_without_read_permission_does_not_count_as_damaged(made, tmp_path, monkeypatch):
+    """A damaged log would be restored from a checkpoint."""
     shutil.copytree(made().path.parent, tmp_path / "mine")
     (tmp_path / "mine/checkpoints").mkdir(exist_ok=True)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match=r"run\.h5 is there, but you may not read it"):
+    with pytest.raises(UserError, match=r"run\.h5 cannot be read; check its permissions"):
         stored_run(tmp_path / "mine")
 
 
@@ -197,13 +204,13 @@ def test_a_run_given_twice_is_reported_once(made, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("group", ["data", "study"])
-def test_a_group_alone_says_what_there_is_in_it(command, group):
+def test_a_group_without_a_command_prints_its_help(command, group):
     alone, helped = command(group), command(group, "--help")
     assert (alone.returncode, alone.stderr) == (0, "")
     assert alone.stdout == helped.stdout
 
 
-def test_an_unwritable_directory_is_named(command, tmp_path):
+def test_an_unwritable_directory_is_an_error_with_its_path(command, tmp_path):
     (tmp_path / "file").write_text("")
     result = command(*RUN, "--out", "file/run")
     assert result.returncode == 2
@@ -211,7 +218,7 @@ def test_an_unwritable_directory_is_named(command, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_the_header_of_a_run_has_what_the_help_calls_by_dataset():
+def test_the_header_of_a_run_has_the_values_of_settings_that_depend_on_the_dataset():
     words = settings_line(RunConfig.of(dataset="mfeat", tau=0.9, participation=0.5, families="DNN", server_epochs=3))
     assert words == (
         "100 rounds, lr 0.02, 2 local epochs, batch size 12, feature dim 48, lambda_1 0.01, lambda_2 1, "
@@ -225,7 +232,7 @@ def test_the_header_of_a_run_has_what_the_help_calls_by_dataset():
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("more", [(), ("--clients", "20", "--families", "DNN,CNN1D", "--seed", "3")])
-def test_config_prints_a_file_that_is_the_same_run(tmp_path, monkeypatch, method, more):
+def test_config_prints_a_file_with_the_same_configuration(tmp_path, monkeypatch, method, more):
     monkeypatch.chdir(tmp_path)
 
     def printed(*args):
@@ -235,14 +242,14 @@ def test_config_prints_a_file_that_is_the_same_run(tmp_path, monkeypatch, method
     Path("mine.toml").write_text(text)
     assert printed("--config", "mine.toml") == text
     there = make_config({}, read_toml(Path("mine.toml")))
-    assert there == fit_to_data(there, CATALOG["caltech101"])  # nothing is left open
+    assert there == fit_to_data(there, CATALOG["caltech101"])  # all values are set
     assert (there.rounds, there.feature_dim, there.seed) == (400, 64, 3 if more else 0)
     assert "rounds = 400  # the preset of caltech101\n" in text
     assert ("lambda_2 = 5.0  # the preset of caltech101\n" in text) == (method == "mfedpba")
 
 
 @pytest.mark.parametrize("path", [".", "run.h5", "../mine/"])
-def test_a_run_has_its_name_also_when_seen_from_inside(made, tmp_path, monkeypatch, path):
+def test_a_run_has_its_name_also_inside_its_directory(made, tmp_path, monkeypatch, path):
     here = tmp_path / "mine"
     shutil.copytree(made().path.parent, here)
     monkeypatch.chdir(here)
@@ -260,26 +267,22 @@ def test_methods_are_listed_with_their_parameters(command):
         assert words in out
 
 
-def test_a_flag_goes_to_whichever_method_has_it(command, tmp_path):
+def test_an_option_sets_the_parameter_of_the_run_s_method(command, tmp_path):
     assert command(*RUN, "--method", "fedtgp", "--server-epochs", 3, "--set", "fedtgp.margin=7").returncode == 0
     config = load_run(tmp_path / "runs" / "synthetic-m2-fedtgp-s0").attributes["config"]
     assert (config["fedtgp"]["server_epochs"], config["fedtgp"]["margin"]) == (3, 7)
 
 
-def test_the_ablation_makes_one_table_and_keeps_finished_runs(command, tmp_path):
-    result = command("ablate", *RUN, "--out", "a")
+def test_the_ablation_is_a_study_with_its_settings_in_the_title(command, tmp_path):
+    settings = ("dataset=synthetic", "samples=120", "classes=3", "dims=6,10", "rounds=2", "feature_dim=8", "seed=0")
+    words = [word for setting in (*settings, "fusion=sum", "allow_synthetic=true") for word in ("--set", setting)]
+    result = command("study", "run", "ablation", *words, "--jobs", 2, "--out", "a")
     assert result.returncode == 0, result.stderr
     rows = (tmp_path / "a" / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == [
         "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA",
     ]  # fmt: skip
-    assert all("(synthetic data)" in row for row in rows[1:])
-    configs = [load_run(tmp_path / "a" / name).attributes["config"] for name in ("full", "w-o-rec", "ea")]
+    assert all("Ablation of MFedPBA, synthetic m2, fusion sum (synthetic data): " in row for row in rows[1:])
+    configs = [load_run(tmp_path / "a" / name / "s0").attributes["config"] for name in ("full", "w-o-rec", "ea")]
     assert [c["mfedpba"]["without"] for c in configs] == [[], ["rec"], []]
     assert [c["mfedpba"]["equal_average"] for c in configs] == [False, False, True]
-    before = (tmp_path / "a" / "ea" / "run.h5").stat().st_mtime_ns
-    assert "round" not in command("ablate", *RUN, "--out", "a").stdout.replace("rounds", "")
-    assert (tmp_path / "a" / "ea" / "run.h5").stat().st_mtime_ns == before
-    other = command("ablate", *RUN, "--seed", 1, "--out", "a")
-    assert other.returncode == 2
-    assert "other settings" in other.stderr

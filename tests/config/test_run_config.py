@@ -1,37 +1,80 @@
-"""Settings: precedence, presets, and errors that name the thing, the value and the fix."""
+"""Settings: names, precedence, presets and errors."""
 
 import json
 
 import pytest
 
+from mfedpba_mpi.config.assignments import parse_assignment
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.errors import UserError
 
 
-def test_command_line_wins_over_file_and_file_over_preset():
+def test_precedence_is_command_line_file_preset():
     file = {"rounds": 7, "lr": 0.3, "mfedpba": {"lambda_1": 0.5, "tau": 0.7}}
     config = make_config({"dataset": "youtube", "rounds": "9", "mfedpba": {"tau": "0.9"}}, file)
     assert (config.rounds, config.lr, config.feature_dim) == (9, 0.3, 48)
     assert (config.params.lambda_1, config.params.tau, config.params.lambda_2) == (0.5, 0.9, 1.0)
 
 
-def test_a_method_is_given_its_parameters_by_their_names():
+def test_parameters_of_the_method_may_have_bare_names():
     by_name = RunConfig.of(dataset="youtube", tau=0.9)
     assert by_name == RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9})
     with pytest.raises(UserError, match="margin: belongs to method fedtgp, but this run's method is mfedpba"):
         RunConfig.of(dataset="youtube", margin=1.0)
 
 
-def test_a_run_of_a_method_that_is_not_there_names_the_method():
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tau": 0.9, "batch_size": 6},
+        {"tau": "0.9", "batch-size": "6"},
+        {"mfedpba.tau": 0.9, "batch-size": 6},
+        {"mfedpba": {"tau": 0.9}, "tau": "0.9", "batch_size": 6},
+    ],
+)
+def test_full_and_bare_names_mean_the_same_on_the_command_line_in_a_file_and_in_python(given):
+    expected = RunConfig.of(dataset="youtube", mfedpba={"tau": 0.9}, batch_size=6)
+    assert RunConfig.of(dataset="youtube", **given) == expected
+    assert make_config({"dataset": "youtube"}, given) == expected
+    assert make_config({"dataset": "youtube"}, {"tau": 0.1, "batch_size": 1}, list(given.items())) == expected
+
+
+def test_a_bare_name_is_a_parameter_of_the_run_s_method():
+    config = make_config({"dataset": "youtube"}, {"server_epochs": 3}, [("method", "fedtgp")])
+    assert (config.method, config.params.server_epochs) == ("fedtgp", 3)
+    config = RunConfig.of(dataset="youtube", method="fedmvp", alpha=3.0)  # a setting of the run comes first
+    assert (config.alpha, config.params.alpha) == (3.0, 0.01)
+
+
+@pytest.mark.parametrize("given", [{"tau": 1, "mfedpba": {"tau": 2}}, {"tau": 1, "mfedpba.tau": 2}])
+def test_a_setting_given_twice_with_different_values_is_refused(given):
+    with pytest.raises(UserError, match=r"mfedpba\.tau: given as 1 and as 2; give it once"):
+        RunConfig.of(dataset="youtube", **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("50", 50), ("0.5", 0.5), ("true", True), ("m1+", "m1+"), ("rec,con", ["rec", "con"]), ("0, 1", [0, 1]),
+        ('["rec", "con"]', ["rec", "con"]), ('["rec"], []', [["rec"], []]), ('"a, b"', "a, b"), ("", ""),
+        ("m2,1", ["m2", 1]),
+        ("{ a = 1 }", "{ a = 1 }"), ("1\nrounds = 2", "1\nrounds = 2"), ("9" * 5000, "9" * 5000),
+    ],
+)  # fmt: skip
+def test_values_of_set_are_as_in_toml_or_plain_words(text, value):
+    assert parse_assignment(f"name={text}") == ("name", value)
+
+
+def test_an_unknown_method_in_json_is_an_error_with_its_name():
     text = make_config({"dataset": "youtube"}).to_json().replace("mfedpba", "headavg")
-    with pytest.raises(UserError, match=r"method 'headavg' is not known here; .* with --plugin FILE.py"):
+    with pytest.raises(UserError, match=r"unknown method 'headavg'; .* with --plugin FILE\.py"):
         RunConfig.from_json(text)
 
 
-def test_a_method_that_is_no_name_at_all_is_an_error_of_the_file():
+def test_a_method_in_json_that_is_not_a_string_is_an_error():
     text = make_config({"dataset": "youtube"}).to_json().replace('"method": "mfedpba"', '"method": ["mfedpba"]')
-    with pytest.raises(UserError, match="is not known here"):
+    with pytest.raises(UserError, match="unknown method"):
         RunConfig.from_json(text)
 
 
@@ -44,12 +87,12 @@ def test_the_configuration_survives_json():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "which dataset"),
+        ({}, "dataset: missing"),
         ({"dataset": "youtube", "roundz": 3}, "did you mean 'rounds'"),
         ({"dataset": "youtube", "rounds": 0}, "rounds: 0 is out of range; allowed: >= 1"),
         ({"dataset": "youtube", "clients": 0}, "clients: 0 is out of range; allowed: >= 1"),
         ({"dataset": "youtube", "partition": ""}, "partition: '' is not one of m2, m1+, m1"),
-        ({"dataset": "youtube", "dims": ""}, "--dims goes with --dataset synthetic"),
+        ({"dataset": "youtube", "dims": ""}, "dims: only for --dataset synthetic, not for youtube"),
         (
             {"dataset": "synthetic", "dims": "a,b"},
             "dims: expected whole numbers separated by commas, e.g. 64,128, got 'a,b'",
@@ -68,18 +111,18 @@ def test_the_configuration_survives_json():
         ({"dataset": "youtube", "mfedpba": {"tau": 0}}, "mfedpba.tau: 0.0 is out of range"),
         ({"dataset": "youtube", "mfedpba": {"without": "rek"}}, "did you mean 'rec'"),
         ({"dataset": "youtube", "mfedpba": 3}, "unknown setting 'mfedpba'"),
-        ({"dataset": "youtube", "samples": 100}, "--samples goes with --dataset synthetic"),
+        ({"dataset": "youtube", "samples": 100}, "samples: only for --dataset synthetic"),
         ({"dataset": "youtube", "feature_dim": 7}, "feature-dim: 7 is odd"),
     ],
 )
-def test_what_is_wrong_is_named(given, words):
+def test_errors_name_the_setting_and_the_problem(given, words):
     with pytest.raises(UserError) as error:
         make_config(given)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_or_broken_file_is_named(tmp_path):
+def test_a_missing_or_invalid_file_is_an_error_with_its_path(tmp_path):
     with pytest.raises(UserError, match="cannot read the configuration"):
         read_toml(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
@@ -106,7 +149,7 @@ def test_defaults_that_depend_on_the_data(M, given, expected):
     assert (config.clients, config.partition, config.alpha) == expected
 
 
-def test_a_partition_file_says_how_many_clients_there_are(tmp_path):
+def test_a_partition_file_sets_the_number_of_clients(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("client,sample,modalities\n0,3,I0\n1,4,I1\n1,9,I1\n")
     given = {"dataset": "synthetic", "partition": str(path)}
@@ -117,7 +160,7 @@ def test_a_partition_file_says_how_many_clients_there_are(tmp_path):
     assert fit_to_data(config, _info(2)) == config
     with pytest.raises(UserError, match=r"clients: 3, but .*mine\.csv has 2; leave --clients out"):
         fit_to_data(make_config({**given, "clients": 3}), _info(2))
-    with pytest.raises(UserError, match=r"alpha: .*mine\.csv says who owns what; leave --alpha out"):
+    with pytest.raises(UserError, match=r"alpha: has no effect on the partition in .*mine\.csv; leave --alpha out"):
         fit_to_data(make_config({**given, "alpha": 0.5}), _info(2))
     with pytest.raises(UserError, match=r"'mine\.txt' is not one of m2, m1\+, m1, a FILE\.csv, a FILE\.h5"):
         make_config({**given, "partition": "mine.txt"})

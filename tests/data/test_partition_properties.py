@@ -126,7 +126,7 @@ def test_a_run_gets_a_valid_partition_or_a_clear_error(labels, M, K, kind, alpha
     given_some = {name: value for name, value in {"clients": K, "partition": kind}.items() if value}
     config = make_config({"dataset": "toy.h5", "alpha": alpha, "validation": share, "seed": seed, **given_some})
     if (kind == "m2" and M == 1) or len(labels) < MIN_SAMPLES * (K or M):
-        with pytest.raises(UserError, match=r"^(clients: .* is too many|partition m2 needs two modalities)"):
+        with pytest.raises(UserError, match=r"^(clients: .* is too many|partition: m2 needs two modalities)"):
             fit_to_data(config, info)
         return
     fitted = fit_to_data(config, info)

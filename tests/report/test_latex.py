@@ -12,7 +12,7 @@ from mfedpba_mpi.report import pages as making
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import write_tables
 from mfedpba_mpi.studies.formats import as_latex
-from mfedpba_mpi.studies.study import FILE, find_study
+from mfedpba_mpi.studies.study_file import FILE, find_study
 from mfedpba_mpi.studies.tables import tabulate
 from tests.debian import install
 from tests.report.test_study_figures import a_run, fill

@@ -15,7 +15,7 @@ from mfedpba_mpi.records.run_log import RunLog
 from mfedpba_mpi.report.groups import differing, grouped
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.report.pages import make_page, run_page
-from mfedpba_mpi.studies.study import find_study
+from mfedpba_mpi.studies.study_file import find_study
 
 STUDY = """
 title = "Two <methods>"
@@ -33,7 +33,7 @@ def study(finished, tmp_path):
     directory = tmp_path / "study"
     directory.mkdir()
     (directory / "study.toml").write_text(STUDY)
-    for place in find_study(str(directory)).places()[:-1]:
+    for place in find_study(str(directory)).run_keys()[:-1]:
         run = finished(method=place.labels["method"].lower(), seed=int(place.labels["seed"]), families=("DNN",))
         (directory / place.path).parent.mkdir(exist_ok=True)
         run.path.parent.rename(directory / place.path)
@@ -130,7 +130,7 @@ def test_a_run_given_twice_counts_once_with_a_message(made, tmp_path, monkeypatc
     run, asked = made().path, []
     monkeypatch.setattr("mfedpba_mpi.report.pages.make_page", lambda sources: asked.extend(sources) or Page("a page"))
     done = CliRunner().invoke(report_command, [*map(str, (run.parent, run)), "--out", str(tmp_path)])
-    assert f"{run} is given more than once and counts once" in done.output
+    assert f"{run} is given more than once; it is included once" in done.output
     assert asked == [run.parent]
 
 
@@ -169,7 +169,7 @@ def test_the_page_of_a_study_has_table_figures_and_clients(study):
 def test_the_command_writes_a_page_figures_and_tables(study, command, tmp_path):
     done = command("report", study, "--out", "page")
     assert done.returncode == 0, done.stderr
-    assert "the page: page/index.html" in done.stdout
+    assert "page: page/index.html" in done.stdout
     names = sorted(path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*.*"))
     assert {"index.html", "figures/convergence.pdf", "figures/convergence.png", "tables/table.csv"} <= set(names)
     assert "tables/table.tex" in names

@@ -14,7 +14,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import LOG_NAME, Run
 from mfedpba_mpi.report.study_figures import client_table, convergence, figures_of, panels, runs_by_method
 from mfedpba_mpi.report.table_figures import curve
-from mfedpba_mpi.studies.study import find_study, read_study
+from mfedpba_mpi.studies.study_file import find_study, read_study
 from mfedpba_mpi.studies.tables import MEASURES
 from tests.report.test_table_figures import ACCURACY, HOSTILE, a_table, legend_of, lines_of, words_of
 
@@ -54,7 +54,7 @@ def put(directory, run):
 
 def fill(study, directory, make):
     """Write the run that `make` returns for each place, unless it is None."""
-    for i, place in enumerate(study.places()):
+    for i, place in enumerate(study.run_keys()):
         if run := make(i, place):
             put(directory / place.path, run)
 
@@ -193,7 +193,7 @@ def by_number(i, _):
     ],
 )
 def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
-    study = replace(find_study(name).shortened(), name="x", title="A study")
+    study = replace(find_study(name).quick_form(), name="x", title_format="A study")
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
     assert [name for name, *_ in figures] == kinds
@@ -209,7 +209,7 @@ def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
 
 
 def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):
-    study = find_study("lambda-grid").shortened()
+    study = find_study("lambda-grid").quick_form()
     assert kinds_of(study, tmp_path) == []
     fill(study, tmp_path / "one", lambda i, _: None if i else a_run([0.1, 0.2]))
     assert kinds_of(study, tmp_path / "one") == []
@@ -218,9 +218,9 @@ def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):
 
 
 def test_running_and_damaged_runs_are_ignored(tmp_path):
-    study = find_study("main-table").shortened()
+    study = find_study("main-table").quick_form()
     fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], status="complete" if i < 8 else "running"))
-    (tmp_path / study.places()[0].path / LOG_NAME).write_bytes(b"no log")
+    (tmp_path / study.run_keys()[0].path / LOG_NAME).write_bytes(b"no log")
     ((title, groups),) = runs_by_method(study, tmp_path)
     assert title == study.axes["cell"][0].label
     assert [len(runs) for runs in groups.values()] == [0, *[1] * 7]
@@ -228,7 +228,7 @@ def test_running_and_damaged_runs_are_ignored(tmp_path):
 
 
 def test_runs_evaluated_once_have_no_convergence(tmp_path):
-    study = find_study("main-table").shortened()
+    study = find_study("main-table").quick_form()
     fill(study, tmp_path, lambda i, _: a_run([0.1, 0.2], every=2))
     assert kinds_of(study, tmp_path) == ["bars"]
 

@@ -32,7 +32,7 @@ def submitted(cluster, data_dir, tmp_path):
         line = ("study", "submit", "small.toml", "--out", "out", "--time", "00:10:00", "--data-dir", data_dir, *options)
         done = cluster.run(sys.executable, "-m", "mfedpba_mpi", *line, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        return re.search(r"array (\d+): .* table afterwards: job (\d+)", done.stdout).groups()
+        return re.search(r"array (\d+): .* table: job (\d+)", done.stdout).groups()
 
     return submit
 
@@ -47,7 +47,7 @@ def test_a_study_is_an_array_whose_failing_element_takes_no_other_along(cluster,
         run = load_run(tmp_path / "out" / name)
         assert sorted(set(run.attributes["hosts"])) == ["n1", "n2"]
         assert not differences(run, unbatched(*TINY, "--rounds", 3, "--seed", seed), whole=True)
-    assert "none is visible to this rank" in (tmp_path / "out/bad/output.txt").read_text()
+    assert "cuda needs a GPU" in (tmp_path / "out/bad/output.txt").read_text()
     assert "2 of 3 runs are complete" in (tmp_path / "out/table.txt").read_text()
     assert "synthetic data" in (tmp_path / "out/table.txt").read_text()
 

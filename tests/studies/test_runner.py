@@ -1,4 +1,4 @@
-"""A study as a user runs it: started, stopped, gone on with, with runs that fail."""
+"""Studies from the command line: run, interrupted, continued, with failed runs, and submitted to SLURM."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from mfedpba_mpi import load_run
 from mfedpba_mpi.cli.main import cli
 from mfedpba_mpi.errors import COMPLETE, UserError
 from mfedpba_mpi.planning.calibration import process_bytes
-from mfedpba_mpi.records.status import OUTPUT, State
+from mfedpba_mpi.records.status import OUTPUT, RunState
 from mfedpba_mpi.studies.runner import Runner, refuse_other_data
 from mfedpba_mpi.studies.slurm import STAGING
-from mfedpba_mpi.studies.study import read_study
+from mfedpba_mpi.studies.study_file import read_study
 
 STUDY = """
 title = "Small"
@@ -48,7 +48,7 @@ def correct(path):
     return load_run(path).rounds["correct"]
 
 
-def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, tmp_path):
+def test_a_study_prints_its_table_and_complete_runs_are_not_repeated(study, command, tmp_path):
     done = command("study", "run", study, "--jobs", 2)
     assert done.returncode == 0, done.stderr
     assert "4 of 4 runs complete, 0 failed" in done.stdout
@@ -59,7 +59,7 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
     ]  # fmt: skip
     before = (directory / "local/s1/run.h5").stat().st_mtime_ns
     again = command("study", "run", "runs/small")
-    assert "4 complete already, 0 to do" in again.stdout
+    assert "4 already complete, 0 to do" in again.stdout
     assert (directory / "local/s1/run.h5").stat().st_mtime_ns == before
     assert command("study", "status", "runs/small").stdout.endswith("4 complete\n")
     assert command("study", "table", "runs/small", "--format", "latex").stdout.startswith("% needs")
@@ -73,13 +73,13 @@ def test_a_study_ends_with_its_table_and_complete_runs_are_kept(study, command, 
 
     other = command("study", "run", study, "--set", "rounds=3")
     assert other.returncode == 2
-    assert "holds a study with other settings: rounds is 2 there, 3 here; choose another --out" in other.stderr
+    assert "contains a study with other settings: rounds is 2 there, 3 here; choose another --out" in other.stderr
     assert command("study", "run", study, "--set", "rounds=3", "--dry-run").stderr == other.stderr
     grown = command("study", "run", study, "--set", "seed=0,1,2", "--set", "method=local", "--dry-run")
     assert "3 runs in runs/small: 2 complete, 1 waiting" in grown.stdout
 
 
-def test_a_part_of_a_study_leaves_the_rest_of_it_in_its_table(study, command, tmp_path):
+def test_a_table_includes_the_runs_of_earlier_calls(study, command, tmp_path):
     for seed in (0, 2):
         done = command("study", "run", study, "--set", f"seed={seed}", "--set", "method=fedproto")
         assert done.returncode == 0, done.stderr
@@ -90,14 +90,14 @@ def test_a_part_of_a_study_leaves_the_rest_of_it_in_its_table(study, command, tm
     assert "4 of 6 runs are complete" in command("study", "table", "runs/small").stdout
 
 
-def test_a_study_that_is_shown_can_be_run_under_the_name_of_its_file(command, tmp_path):
+def test_a_shown_study_can_be_run_and_has_the_name_of_its_file(command, tmp_path):
     (tmp_path / "mine.toml").write_text(command("study", "show", "fusion").stdout)
     done = command("study", "run", "mine.toml", "--quick", "--commands")
     assert done.returncode == 0, done.stderr
     assert "--out runs/mine-quick/youtube/local/sum/s0" in done.stdout
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on(study, command, tmp_path):
+def test_a_failed_run_is_reported_and_does_not_stop_the_others(study, command, tmp_path):
     (tmp_path / "runs/small-quick/local").mkdir(parents=True)
     (tmp_path / "runs/small-quick/local/s0").write_text("in the way")
     done = command("study", "run", study, "--quick")
@@ -108,19 +108,19 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(study, command, tmp_p
     assert "1 of 2 runs are complete" in (tmp_path / "runs/small-quick/table.txt").read_text()
 
 
-def test_a_run_that_ends_badly_is_told_with_its_last_words_and_tried_again(study, command, tmp_path):
+def test_a_failed_run_is_reported_with_its_last_output_and_repeated_later(study, command, tmp_path):
     quick = ("study", "run", study, "--quick", "--set", "method=local")
     bad = command(*quick, "--set", "device=cuda")
     assert bad.returncode == 1
-    assert "failed local/s0: mfedpba-mpi: device: cuda was asked for, but this rank sees no GPU" in bad.stdout
+    assert "failed local/s0: mfedpba-mpi: device: cuda needs a GPU, but none is visible to this rank" in bad.stdout
     status = command("study", "status", "runs/small-quick")
     assert "1 failed" in status.stdout
-    assert "sees no GPU" in status.stdout
+    assert "cuda needs a GPU" in status.stdout
     (tmp_path / "runs/small-quick/study.toml").unlink()
     assert command(*quick).returncode == 0
 
 
-def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tmp_path, command):
+def test_a_signal_stops_all_runs_in_order_and_the_same_command_continues(study, tmp_path, command):
     arguments = ["study", "run", study, "--quick", "--jobs", "2", "--set", "rounds=400"]
     process = subprocess.Popen(
         [sys.executable, "-m", "mfedpba_mpi", *arguments], cwd=tmp_path, stdout=-1, stderr=-1, text=True
@@ -133,15 +133,15 @@ def test_a_signal_stops_all_runs_in_order_and_the_same_command_goes_on(study, tm
     process.send_signal(signal.SIGUSR1)
     out, errors = process.communicate(timeout=30)
     assert process.returncode == 75, errors
-    assert "stopped by SIGUSR1, the same command goes on" in out
+    assert "stopped by SIGUSR1, repeat the command to continue" in out
     assert [load_run(log).status for log in logs] == ["interrupted"] * 2
     stopped = len(load_run(logs[0]).rounds["tested"])
     assert 0 < stopped < 400
     assert "2 interrupted" in command("study", "status", "runs/small-quick").stdout
-    # on with one of them, on two ranks, to the end it would have had
+    # continue one of them on two ranks
     again = command(*arguments, "--set", "method=local", "--ranks", "2")
     assert again.returncode == 0, again.stdout
-    assert f"goes on after round {stopped} of 400" in (logs[0] / OUTPUT).read_text()
+    assert f"resuming after round {stopped} of 400" in (logs[0] / OUTPUT).read_text()
     assert load_run(logs[0]).attributes["resumed"][0]["ranks"] == 2
 
 
@@ -153,7 +153,7 @@ def test_parts_are_every_n_th_run(study, command):
     assert "I/N" in command("study", "run", study, "--part", "3/3").stderr
 
 
-def test_a_study_is_not_started_under_mpirun(study, monkeypatch, command):
+def test_a_study_under_mpirun_is_refused(study, monkeypatch, command):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     result = command("study", "run", study)
@@ -161,31 +161,31 @@ def test_a_study_is_not_started_under_mpirun(study, monkeypatch, command):
     assert "start it without mpirun" in result.stderr
 
 
-def test_a_study_hands_on_which_checkpoints_to_keep(study, tmp_path):
-    planned = read_study(tmp_path / study).plan(tmp_path)[0]
-    assert " --keep-checkpoints none " in " ".join(Runner(tmp_path, tmp_path, keep="none").line(planned))
+def test_keep_checkpoints_is_passed_to_the_runs(study, tmp_path):
+    run = read_study(tmp_path / study).plan(tmp_path)[0]
+    assert " --keep-checkpoints none " in " ".join(Runner(tmp_path, tmp_path, keep="none").command(run))
 
 
-def test_a_dry_run_says_what_the_runs_take_on_disk(study, tmp_path, monkeypatch):
-    """Two methods share the shards of a seed: 120 rows of at most 24 numbers, label and row number, for each of two."""
+def test_a_dry_run_estimates_the_disk_space(study, tmp_path, monkeypatch):
+    """Two methods share the shards of each of two seeds: 120 rows of at most 24 numbers, label and row number."""
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(cli, ["study", "run", study, "--dry-run"], catch_exceptions=False).output
+    output = CliRunner().invoke(cli, ["study", "run", study, "--dry-run"], catch_exceptions=False).output
     logs, checkpoints, shards = re.search(
-        r"logs ([\d.]+) kB, checkpoints ([\d.]+) MB .*shards ([\d.]+) kB", " ".join(said.split())
+        r"logs ([\d.]+) kB, checkpoints ([\d.]+) MB .*shards ([\d.]+) kB", " ".join(output.split())
     ).groups()
     assert 4 * 85 < float(logs) < 4 * 200
     assert float(checkpoints) > float(logs) / 1000
     assert float(shards) < 2 * 120 * (4 * 24 + 16) / 1000
 
 
-def test_a_missing_launcher_is_named(study, command):
+def test_a_missing_launcher_is_an_error_with_its_name(study, command):
     result = command("study", "run", study, "--ranks", 3, "--launcher", "mpirunn")
     assert result.returncode == 2
     assert "no mpirunn on the PATH" in result.stderr
 
 
 @pytest.mark.parametrize("words", [("--set", "rounds"), ("--set", "=3"), ("--set", "sede=1")])
-def test_a_change_that_cannot_be_read_is_refused(study, command, words):
+def test_a_malformed_or_unknown_setting_is_refused(study, command, words):
     result = command("study", "run", study, *words, "--dry-run")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
@@ -201,10 +201,10 @@ def test_a_change_that_cannot_be_read_is_refused(study, command, words):
         ("mpirun", 2, "mpirun -n 3"),
     ],
 )
-def test_steps_of_srun_that_go_side_by_side_share_the_job(study, tmp_path, launcher, jobs, started):
-    """Unless the user has said how; srun heeds the last of two --cpu-bind."""
-    planned = read_study(tmp_path / study).changed({"ranks": 3}).plan(tmp_path)[0]
-    line = Runner(tmp_path, tmp_path, jobs, launcher).line(planned)
+def test_parallel_steps_of_srun_share_the_job(study, tmp_path, launcher, jobs, started):
+    """Options of the user take precedence; srun uses the last of two --cpu-bind."""
+    run = read_study(tmp_path / study).with_changes({"ranks": 3}).plan(tmp_path)[0]
+    line = Runner(tmp_path, tmp_path, jobs, launcher).command(run)
     assert " ".join(line[: line.index(sys.executable)]) == started
 
 
@@ -212,14 +212,14 @@ def test_steps_of_srun_that_go_side_by_side_share_the_job(study, tmp_path, launc
     ("variables", "scratch"),
     [
         ({"SLURM_TMPDIR": "{here}"}, True),
-        ({"TMPDIR": "{here}"}, True),  # its name has the job's number
+        ({"TMPDIR": "{here}"}, True),  # contains the job's number
         ({"SLURM_TMPDIR": "{here}", "SLURM_JOB_NUM_NODES": "2"}, False),
         ({"SLURM_TMPDIR": "/nowhere"}, False),
         ({"TMPDIR": "/tmp"}, False),
         ({}, False),
     ],
 )
-def test_shards_go_to_the_disk_of_a_job_s_only_node(tmp_path, variables, scratch):
+def test_shards_of_a_job_on_one_node_are_on_its_local_disk(tmp_path, variables, scratch):
     here = tmp_path / "job.4711"
     here.mkdir()
     job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"}
@@ -230,7 +230,7 @@ def test_shards_go_to_the_disk_of_a_job_s_only_node(tmp_path, variables, scratch
     )
 
 
-def test_the_job_scripts_for_one_node_stage_as_submit_does():
+def test_job_scripts_for_one_node_use_its_local_disk_like_submit():
     texts = {path.stem: path.read_text() for path in (Path(__file__).parents[2] / "jobs").glob("*.sbatch")}
     one_node = {name for name, text in texts.items() if "--nodes=1\n" in text or "--ntasks=1\n" in text}
     assert {name for name, text in texts.items() if STAGING in text} == one_node
@@ -249,12 +249,12 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     (tmp_path / "bin/sbatch").write_text(SBATCH)
     (tmp_path / "bin/sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    options = ("--account", "abc", "--partition", "long", "--time", "01:00:00", "--gpus-per-node", 2, "--ranks", 9,
-               "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
+    options = ("--account", "abc", "--slurm-partition", "long", "--time", "01:00:00", "--gpus-per-node", 2,
+               "--ranks", 9, "--per-element", 3, "--at-once", 1, "--setup", "module load openmpi", "--sbatch=--qos=low",
                "--keep-checkpoints", "none")  # fmt: skip
     done = command("study", "submit", study, *options)
     assert done.returncode == 0, done.stderr
-    assert "array 42: 2 elements, 4 runs in runs/small; table afterwards: job 42" in done.stdout
+    assert "array 42: 2 elements, 4 runs in runs/small; table: job 42" in done.stdout
     calls = (tmp_path / "calls").read_text()
     for line in ("--array=0-1%1", "--account=abc", "--partition=long", "--time=01:00:00", "--gpus-per-node=2",
                  "--ntasks=4", "--qos=low", "--requeue", "--signal=B:USR1@120"):  # fmt: skip
@@ -268,8 +268,18 @@ def test_submit_writes_an_array_and_a_job_that_waits_for_it(study, command, tmp_
     assert script.read_text() in shown
 
 
-def test_submit_proposes_memory_unless_the_user_or_a_gpu_says_otherwise(study, tmp_path, monkeypatch):
-    """Two runs side by side need twice the memory of one, and the process that starts them its own."""
+def test_submit_accepts_the_old_option_partition_with_a_hint(study, command):
+    done = command("study", "submit", study, "--partition", "long", "--dry-run")
+    assert "#SBATCH --partition=long\n" in done.stdout
+    assert done.stderr == "hint: use --slurm-partition long; --partition is an option of `run`, for the data\n"
+    assert "--partition" not in command("study", "submit", "--help").stdout.replace("--slurm-partition", "")
+    both = command("study", "submit", study, "--partition", "long", "--slurm-partition", "short", "--dry-run")
+    assert both.returncode == 2
+    assert "slurm-partition: given as 'short' and, by --partition, as 'long'" in both.stderr
+
+
+def test_submit_requests_the_predicted_memory_by_default_and_without_gpus(study, tmp_path, monkeypatch):
+    """Two parallel runs need twice the memory of one, plus that of the process that starts them."""
     monkeypatch.chdir(tmp_path)
 
     def memory(*options):
@@ -286,10 +296,10 @@ def test_submit_proposes_memory_unless_the_user_or_a_gpu_says_otherwise(study, t
         assert memory(*options) == []
 
 
-def test_submit_leaves_out_what_is_complete(study, command):
-    def array(*cut):
-        said = command("study", "submit", study, *cut, "--dry-run").stdout
-        return re.search("--array=(.*)", said)[1] if "--array" in said else said
+def test_submit_skips_complete_runs(study, command):
+    def array(*options):
+        output = command("study", "submit", study, *options, "--dry-run").stdout
+        return re.search("--array=(.*)", output)[1] if "--array" in output else output
 
     assert array() == "0-3"
     assert command("study", "run", study, "--set", "method=fedproto", "--set", "seed=0").returncode == 0
@@ -298,8 +308,8 @@ def test_submit_leaves_out_what_is_complete(study, command):
     assert "1 run in runs/small, all complete" in array("--set", "seed=0", "--set", "method=fedproto")
 
 
-def test_submit_numbers_the_runs_as_its_elements_will_find_them(study, command, tmp_path):
-    """The file has another seed than the directory, whose study then has both."""
+def test_submit_numbers_the_runs_of_the_stored_study(study, command, tmp_path):
+    """The file has another seed than the directory, so the stored study has both."""
     assert command("study", "run", study, "--set", "seed=0").returncode == 0
     (tmp_path / study).write_text(STUDY.replace("seed = [0, 1]", "seed = [1]"))
     script = command("study", "submit", study, "--dry-run").stdout
@@ -307,20 +317,20 @@ def test_submit_numbers_the_runs_as_its_elements_will_find_them(study, command, 
     assert '--part "$SLURM_ARRAY_TASK_ID/4"' in script
 
 
-def test_submit_without_slurm_says_so(study, command, monkeypatch):
+def test_submit_without_slurm_is_an_error(study, command, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     result = command("study", "submit", study)
     assert result.returncode == 2
     assert "no sbatch on the PATH" in result.stderr
 
 
-def test_complete_runs_of_other_data_are_no_part_of_the_study(tmp_path):
-    """As when real data are imported after a study was run on the stand-in."""
+def test_complete_runs_on_other_data_are_refused(tmp_path):
+    """For example after real data have been imported."""
     (tmp_path / "small.toml").write_text(STUDY)
     paths = [planned.path for planned in read_study(tmp_path / "small.toml").plan(tmp_path)]
     data = dict.fromkeys(paths, "the same")
-    states = {path: State(COMPLETE, fingerprint="the same") for path in paths}
+    states = {path: RunState(COMPLETE, fingerprint="the same") for path in paths}
     refuse_other_data(tmp_path, states, data)
-    states[paths[2]] = State(COMPLETE, fingerprint="other")
-    with pytest.raises(UserError, match=rf"1 complete run in .* had other data than are there now, {paths[2]} for one"):
+    states[paths[2]] = RunState(COMPLETE, fingerprint="other")
+    with pytest.raises(UserError, match=rf"1 complete run in .* used other data than the present ones, .* {paths[2]}"):
         refuse_other_data(tmp_path, states, data)

@@ -1,4 +1,4 @@
-"""A study file: what is crossed, what is refused, and what is written back."""
+"""Study files: runs, errors, and writing them back."""
 
 import tomllib
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.studies.study import find_study, read_study, shipped_studies
+from mfedpba_mpi.studies.study_file import find_study, read_study, shipped_studies
 
 FILE = """
 title = "Two partitions"
@@ -27,7 +27,7 @@ rounds = 1
 
 @pytest.fixture
 def written(tmp_path):
-    """A function that writes a study and reads it."""
+    """A function that writes a study file and reads it."""
 
     def write(text):
         (tmp_path / "mine.toml").write_text(text)
@@ -36,21 +36,21 @@ def written(tmp_path):
     return write
 
 
-def test_lists_are_crossed_in_the_order_of_the_file(written, tmp_path):
+def test_runs_are_in_the_order_of_the_axes_in_the_file(written, tmp_path):
     study = written(FILE)
     runs = study.plan(tmp_path)
     assert [str(run.path) for run in runs] == [
         "m2/local/s0", "m2/local/s3", "m2/mfedpba/s0", "m2/mfedpba/s3",
         "k-20/local/s0", "k-20/local/s3", "k-20/mfedpba/s0", "k-20/mfedpba/s3",
     ]  # fmt: skip
-    assert [run.path for run in runs] == [place.path for place in study.places()]
+    assert [run.path for run in runs] == [key.path for key in study.run_keys()]
     last = runs[-1]
     assert last.labels == {"cell": "K 20!", "method": "MFedPBA", "seed": "3"}
     assert (last.config.clients, last.config.partition, last.config.rounds, last.config.seed) == (20, "m1+", 7, 3)
     assert last.config.params.tau == 0.25
 
 
-def test_partition_files_are_crossed_and_called_by_their_stems(written, tmp_path):
+def test_values_of_an_axis_may_be_partition_files_labelled_by_their_stems(written, tmp_path):
     for name, client in (("one", 0), ("two", 1)):
         (tmp_path / f"{name}.csv").write_text(f"client,sample,modalities\n0,3,T\n{client},4,T\n")
     cross = f'[cross]\npartition = ["{tmp_path}/one.csv", "{tmp_path}/two.csv", "m1+"]\nseed = [0, 1]'
@@ -60,13 +60,13 @@ def test_partition_files_are_crossed_and_called_by_their_stems(written, tmp_path
     assert [run.labels["partition"] for run in runs[::2]] == ["one", "two", "m1+"]
     assert [run.config.clients for run in runs[::2]] == [1, 2, 6]
     assert runs[0].arguments[-4:] == ["--partition", f"{tmp_path}/one.csv", "--seed", "0"]
-    assert written(study.to_toml()).places() == study.places()
+    assert written(study.to_toml()).run_keys() == study.run_keys()
     (tmp_path / "two.csv").unlink()
     with pytest.raises(UserError, match=r"run two/s0: .*two\.csv: No such file"):
         study.plan(tmp_path)
 
 
-def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
+def test_parameters_of_a_method_are_passed_to_its_runs_only(written, tmp_path):
     local, mfedpba = (written(FILE).plan(tmp_path)[i] for i in (0, 2))
     assert "--set" not in local.arguments
     assert " ".join(mfedpba.arguments) == (
@@ -74,26 +74,43 @@ def test_what_is_fixed_for_a_method_goes_to_its_runs_only(written, tmp_path):
     )
 
 
-def test_what_is_true_or_false_is_a_flag(written, tmp_path):
+def test_a_parameter_may_be_given_by_its_bare_name(written, tmp_path):
+    study = written(
+        '[settings]\ndataset = "youtube"\nbatch-size = 6\n[cross]\nmethod = ["local", "mfedpba"]\n'
+        'part = [{ name = "a", "server-lr" = 0.1 }]\n[table]\nrows = ["part"]\n[quick]\nlambda-1 = 3\n'
+    )
+    assert study.settings == {"dataset": "youtube", "batch_size": 6}
+    assert study.axes["part"][0].settings == {"mfedpba.server_lr": 0.1}
+    assert study.quick == {"mfedpba.lambda_1": 3}
+    assert study.with_changes({"method": "fedtgp", "margin": 5}).settings["fedtgp.margin"] == 5
+    crossed = written('[settings]\ndataset = "youtube"\n[cross]\nlambda_1 = [0.1, 5]\nfeature-dim = [8]\n')
+    assert list(crossed.axes) == ["mfedpba.lambda_1", "feature_dim"]
+    assert [str(run.path) for run in crossed.with_changes({"lambda-1": 7}).plan(tmp_path)] == [
+        "lambda_1-7/feature_dim-8"
+    ]
+    assert crossed.layout.rows == ("mfedpba.lambda_1",)
+
+
+def test_boolean_settings_are_flags(written, tmp_path):
     text = '[settings]\ndataset = "youtube"\n[cross]\ntrack_gradients = [true, false]\n'
     on, off = (run.arguments for run in written(text).plan(tmp_path))
     assert on == ["--dataset", "youtube", "--track-gradients"]
     assert off == ["--dataset", "youtube"]
 
 
-def test_ranks_are_at_most_one_for_each_client_and_the_server(written, tmp_path):
+def test_a_run_has_at_most_one_rank_per_client_and_one_for_the_server(written, tmp_path):
     study = written(FILE)
     assert {run.ranks for run in study.plan(tmp_path)} == {4}
-    assert [run.ranks for run in study.changed({"ranks": 9}).plan(tmp_path)] == [7] * 4 + [9] * 4
+    assert [run.ranks for run in study.with_changes({"ranks": 9}).plan(tmp_path)] == [7] * 4 + [9] * 4
 
 
-def test_the_quick_form_cuts_lists_and_changes_settings(written, tmp_path):
-    runs = written(FILE).shortened().plan(tmp_path)
+def test_the_quick_form_changes_axes_and_settings(written, tmp_path):
+    runs = written(FILE).quick_form().plan(tmp_path)
     assert len(runs) == 4
     assert {run.config.rounds for run in runs} == {1}
 
 
-def test_a_study_may_start_from_another(written, tmp_path):
+def test_a_study_may_change_another(written, tmp_path):
     text = 'base = "main-table"\ntitle = "x"\n[settings]\nrounds = 3\nallow_synthetic = true\n[cross]\nseed = [8]\n'
     text += 'cell = ["YouTube M1"]\n'
     runs = written(text).plan(tmp_path)
@@ -102,7 +119,18 @@ def test_a_study_may_start_from_another(written, tmp_path):
         written('base = "main-table"\n[cross]\nsed = [8]\n')
 
 
-def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_its_own_way(written, tmp_path):
+def test_a_title_has_the_current_values_of_settings(written):
+    study = find_study("ablation")
+    assert study.title == "Ablation of MFedPBA, caltech101 m2, fusion separate"
+    study = study.with_changes({"dataset": "mfeat", "fusion": "sum"})
+    assert study.title == "Ablation of MFedPBA, mfeat m2, fusion sum"
+    assert study.quick_form().title == "Ablation of MFedPBA, mfeat m2, fusion sum (quick form)"
+    assert written(study.to_toml()).title == study.title
+    odd = written('title = "{seed} {tau} {x} {}"\n[settings]\nmfedpba.tau = 2\n[cross]\nseed = [0, 1]\n')
+    assert odd.title == "0, 1 2 {x} {}"
+
+
+def test_a_study_may_change_the_layout_and_the_quick_form_of_another(written, tmp_path):
     study = written('base = "main-table"\nalone = true\n[table]\nmeasure = "best"\n[quick]\nrounds = 2\nseed = [5]\n')
     assert (study.layout.measure, study.alone, study.quick) == ("best", True, {"rounds": 2, "seed": [5]})
     as_it_was = written('base = "main-table"\n')
@@ -113,17 +141,17 @@ def test_a_study_that_starts_from_another_may_lay_its_table_out_and_be_quick_in_
 
 
 @pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
-def test_what_is_written_back_is_the_same_study(name, tmp_path):
+def test_a_study_survives_toml(name, tmp_path):
     study = find_study(name)
     (tmp_path / "study.toml").write_text(study.to_toml())
     again = read_study(tmp_path / "study.toml")
     assert again.to_toml() == study.to_toml()
-    again, study = (each.changed({"allow_synthetic": True}) for each in (again, study))
+    again, study = (each.with_changes({"allow_synthetic": True}) for each in (again, study))
     assert [run.config for run in again.plan(tmp_path)] == [run.config for run in study.plan(tmp_path)]
     assert again.layout == study.layout
 
 
-def test_lists_of_a_method_s_settings_are_crossed_too(written, tmp_path):
+def test_an_axis_may_be_a_parameter_of_a_method(written, tmp_path):
     study = written(
         '[settings]\ndataset = "youtube"\n[cross]\nmfedpba.lambda_1 = [0.1, 5]\nmfedpba.without = [["fea"], []]\n'
     )
@@ -139,19 +167,19 @@ def test_lists_of_a_method_s_settings_are_crossed_too(written, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "nothing to cross"),
+        ("", "cross: missing; a study needs [cross]"),
         ("[cross]\nseed = []", "seed needs a list of values"),
         ("[cross]\nseed = 3", "seed needs a list of values"),
         ("[cros]\nseed = [1]", "unknown part 'cros' (did you mean 'cross'?)"),
         ('[cross]\ncell = [{ partition = "m2" }]', "needs a name"),
         ('[cross]\ncell = [{ name = "..", partition = "m2" }]', "needs a name"),
-        ('[cross]\nseed = [1]\n[table]\nrows = ["cell"]', "'cell' is not one of the lists to cross"),
+        ('[cross]\nseed = [1]\n[table]\nrows = ["cell"]', "'cell' is not a list in [cross]"),
         ('[cross]\nseed = [1]\n[table]\nmeasures = "x"', "did you mean 'measure'"),
         ("cross = 3", "expected a table"),
         ("[cross]\nseed = [", "is not valid TOML"),
     ],
 )
-def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
+def test_errors_in_a_file_have_its_path(written, text, words):
     with pytest.raises(UserError) as caught:
         written(text)
     assert words in str(caught.value)
@@ -162,14 +190,21 @@ def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
     ("text", "words"),
     [
         ("[cross]\nsede = [1]", "study mine: unknown setting 'sede' (did you mean 'seed'?)"),
-        ("[cross]\nlambda_1 = [1]", "did you mean mfedpba.lambda_1?"),
-        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has: lambda_1"),
-        ("[settings]\nmfedpa.tau = 1\n[cross]\nseed = [1]", "unknown method 'mfedpa' (did you mean 'mfedpba'?)"),
+        ("[cross]\nmargin = [1]", "margin: belongs to method fedtgp, but this run's method is mfedpba"),
+        (
+            "[cross]\nmethod = ['fedtgp', 'mfedpba']\nserver_lr = [1]",
+            "give it as fedtgp.server_lr or mfedpba.server_lr",
+        ),
+        ("[cross]\nmfedpba.lambda_3 = [1]", "method mfedpba has no parameter 'lambda_3' (did you mean 'lambda_2'?)"),
+        (
+            "[settings]\nmfedpa.tau = 1\n[cross]\nseed = [1]",
+            "unknown setting 'mfedpa.tau': no method 'mfedpa' (did you mean 'mfedpba'?)",
+        ),
         ('base = "main-table"\n[quick]\nsede = [1]\n', "unknown setting 'sede'"),
         ('base = "main-table"\n[settings]\nronds = 1\n', "unknown setting 'ronds'"),
         ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, -1]', "study mine, run s1: seed: -1 is out of range"),
         ('[settings]\ndataset = "youtub"\n[cross]\nseed = [0]', "did you mean 'youtube'"),
-        ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, 0]', "two of its runs would both be s0"),
+        ('[settings]\ndataset = "youtube"\n[cross]\nseed = [0, 0]', "two runs have the same directory, s0"),
         ('[settings]\ndataset = "youtube"\nranks = 0\n[cross]\nseed = [0]', "ranks: 0 is out of range"),
         (
             '[settings]\ndataset = "youtube"\n[cross]\nmethod = ["local"]\nmfedpba.tau = [1.0]',
@@ -177,45 +212,45 @@ def test_a_file_with_a_mistake_is_named_with_it(written, text, words):
         ),
     ],
 )
-def test_every_run_is_checked_before_one_starts(written, tmp_path, text, words):
+def test_plan_checks_every_run(written, tmp_path, text, words):
     with pytest.raises(UserError) as caught:
         written(text).plan(tmp_path)
     assert words in str(caught.value)
 
 
-def test_a_study_that_is_only_read_may_name_what_is_not_known_here(written, tmp_path):
+def test_reading_a_study_accepts_unknown_methods(written, tmp_path):
     study = written(
         "[settings]\ndataset = 'mine'\nheadavg.weighted = true\n[cross]\nmethod = ['headavg', 'local', 'größe']\n"
         "seed = [0]\n[labels]\nheadavg = 'HeadAvg'\n'größe' = 'Größe'\n"
     )
-    assert [place.labels["method"] for place in study.places()] == ["HeadAvg", "Local", "Größe"]
+    assert [key.labels["method"] for key in study.run_keys()] == ["HeadAvg", "Local", "Größe"]
     assert written(study.to_toml()) == study
-    with pytest.raises(UserError, match="study mine: unknown method 'headavg'"):
+    with pytest.raises(UserError, match=r"study mine: unknown setting 'headavg\.weighted': no method 'headavg'"):
         study.plan(tmp_path)
 
 
-def test_an_unknown_study_is_answered_with_those_there_are():
+def test_an_unknown_study_is_an_error_with_the_list_of_studies():
     with pytest.raises(UserError, match=r"no study 'main-tabel' \(did you mean 'main-table'\?\); .*lambda-grid"):
         find_study("main-tabel")
 
 
-def test_the_paper_s_experiments_are_there(tmp_path):
-    """Their sizes by hand: cells x methods x seeds, and so on."""
-    counts = {study.name: len(study.places()) for study in shipped_studies()}
+def test_the_paper_s_experiments_are_shipped(tmp_path):
+    """Expected sizes by hand: cells x methods x seeds, etc."""
+    counts = {study.name: len(study.run_keys()) for study in shipped_studies()}
     assert counts == {
         "main-table": 16 * 8 * 5, "main-table-sum": 16 * 8 * 5, "feature-dim": 5 * 8 * 5, "lambda-grid": 9 * 9 * 3,
         "server-epochs": 10 * 5, "ablation": 7 * 5, "fusion": 2 * 2 * 3 * 5, "large-k": 6 * 8 * 5, "client-time": 8,
         "scaling-strong": 9 * 3, "scaling-weak": 7 * 2,
     }  # fmt: skip
-    studies = {name: find_study(name).changed({"allow_synthetic": True}) for name in counts}
+    studies = {name: find_study(name).with_changes({"allow_synthetic": True}) for name in counts}
     fusions = {name: {run.config.fusion for run in study.plan(tmp_path)} for name, study in studies.items()}
     assert fusions["main-table"] == {"separate"}
     assert fusions["main-table-sum"] == {"sum"}
 
 
 @pytest.mark.parametrize("name", [study.name for study in shipped_studies()])
-def test_every_experiment_has_a_quick_form_of_few_short_runs(name, tmp_path):
-    runs = find_study(name).shortened().plan(tmp_path)
+def test_every_shipped_study_has_a_quick_form_of_few_short_runs(name, tmp_path):
+    runs = find_study(name).quick_form().plan(tmp_path)
     assert 1 < len(runs) <= 16
     assert max(run.config.rounds for run in runs) <= 10
 
@@ -224,7 +259,7 @@ def test_the_paper_s_tables_need_real_data_and_their_quick_forms_do_not(tmp_path
     study = find_study("main-table")
     with pytest.raises(UserError, match=r"there is no caltech101\.h5 in .* synthetic data are not allowed"):
         study.plan(tmp_path)
-    assert all("--allow-synthetic" in run.arguments for run in study.shortened().plan(tmp_path))
+    assert all("--allow-synthetic" in run.arguments for run in study.quick_form().plan(tmp_path))
 
 
 def test_shipped_files_are_in_the_package():

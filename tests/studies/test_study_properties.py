@@ -1,4 +1,4 @@
-"""Whatever a study file holds, it is a study or one clear error; and a study is what it writes."""
+"""Any document is a study or an error of one line, and a study survives TOML."""
 
 import tomllib
 
@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.studies.study import _study
+from mfedpba_mpi.studies.study_file import make_study
 from tests.properties import examples
 
 PARTS = ["title", "settings", "cross", "table", "quick", "base", "name", "alone"]
@@ -47,20 +47,20 @@ CLOSE = st.fixed_dictionaries(
 @example({"cross": {"seed": [1]}, "table": {"rows": [1]}})
 def test_a_document_is_a_study_or_a_clear_error(tmp_path_factory, document):
     try:
-        study = _study(document, "mine")
+        study = make_study(document, "mine")
         if study.quick:
-            study = study.shortened()
-        paths = [place.path for place in study.places()]
+            study = study.quick_form()
+        paths = [key.path for key in study.run_keys()]
         study.plan(tmp_path_factory.getbasetemp())
     except UserError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-    assert "\n" not in said
-    if said:
+        message = ""
+    assert "\n" not in message
+    if message:
         return
     assert len(set(paths)) == len(paths)
     assert not any(path.is_absolute() or ".." in path.parts for path in paths)
-    again = _study(tomllib.loads(study.to_toml()), "mine")
+    again = make_study(tomllib.loads(study.to_toml()), "mine")
     assert again.to_toml() == study.to_toml()
-    assert [place.path for place in again.places()] == paths
+    assert [key.path for key in again.run_keys()] == paths

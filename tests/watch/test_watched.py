@@ -332,7 +332,7 @@ def test_without_a_terminal_one_view_is_printed(finished, tmp_path):
 def test_a_directory_without_a_run_is_refused_with_the_fix(tmp_path):
     done = subprocess.run([*WATCH, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "holds neither run.h5 nor study.toml; give the directory of a run" in done.stderr
+    assert "contains neither run.h5 nor study.toml; give the directory of a run" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
