@@ -82,7 +82,7 @@ def test_only_comm_imports_mpi4py():
 
 WITHOUT_TEST_FILE = {
     "cli.paths", "cli.report", "cli.settings", "cli.study", "cli.watch", "report.groups", "report.prototype_figures",
-    "report.style", "studies.ablation", "studies.board", "studies.estimates", "studies.formats", "studies.slurm",
+    "report.style", "studies.study_file", "cli.submit", "cli.study_options", "config.assignments", "studies.board", "studies.estimates", "studies.formats", "studies.slurm",
     "watch.drawing", "watch.pictures",
 }  # fmt: skip
 

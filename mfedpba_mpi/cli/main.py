@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from mfedpba_mpi import __version__, plugins
 from mfedpba_mpi.cli.clean import clean
 from mfedpba_mpi.cli.data import data
 from mfedpba_mpi.cli.export import export
+from mfedpba_mpi.cli.logs import set_up_logging
 from mfedpba_mpi.cli.paths import PathType, check_data_dir
 from mfedpba_mpi.cli.report import report
 from mfedpba_mpi.cli.settings import (
@@ -255,37 +254,14 @@ def _help_text(metadata: Mapping[str, Any]) -> str:
     return metadata["help"] + (f": {', '.join(metadata['choices'])}" if metadata["choices"] else "")
 
 
-LOG_LEVEL = "MFEDPBA_LOG_LEVEL"  # environment variable: debug, info, warning or error
-
-
-def _set_up_logging() -> None:
-    """Print log messages and Python warnings on stderr, with the rank if there are several.
-
-    Ranks other than 0 print errors only, unless $MFEDPBA_LOG_LEVEL sets a level for all of them.
-    """
-    rank, size = launcher_rank_and_size()
-    level = os.environ.get(LOG_LEVEL, "").upper() or ("ERROR" if rank else "WARNING")
-    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        abort_all(f"{LOG_LEVEL}: {level.lower()!r} is not one of debug, info, warning, error", 2)
-    logging.addLevelName(logging.WARNING, "warning")
-    logging.addLevelName(logging.INFO, "info")
-    prefix = f"rank {rank}: " if size > 1 else ""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{PROGRAM}: {prefix}%(levelname)s: %(message)s"))
-    logger = logging.getLogger("mfedpba_mpi")
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    warnings.formatwarning = lambda message, *_, **__: f"{PROGRAM}: {prefix}warning: {message}\n"
-
-
 def main() -> None:
     """The entry point. Like with ``python -m mpi4py``, an error on one rank ends all ranks."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     if launcher_rank_and_size()[0] > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    _set_up_logging()
     try:
+        set_up_logging()
         cli.main(prog_name=PROGRAM, standalone_mode=False)
         exit_all("", 0)
     except click.exceptions.Exit as done:

@@ -29,13 +29,26 @@ def option(
     files: tuple[str, ...] = (),
     group: str = "",
 ) -> Any:
-    """A dataclass field with its help text and its range (low <= value <= high, value > above).
+    """Declare a setting: a dataclass field with its help text and its range.
 
     Parameters
     ----------
-    choices : allowed values. They are read when a value is checked, so later additions to a catalog count.
-    files : suffixes of file names that are allowed besides `choices`.
-    group : heading in the help  [default: the name of the dataclass].
+    default : object
+        The default value.
+    help : str
+        Shown by ``--help``.
+    low : float
+        Smallest allowed value.
+    above : float
+        Allowed values are larger than this.
+    high : float
+        Largest allowed value.
+    choices : collection of str
+        Allowed values. They are read when a value is checked, so later additions to a catalog count.
+    files : tuple of str
+        Suffixes of file names that are allowed besides `choices`.
+    group : str
+        Heading in the help  [default: the name of the dataclass].
     """
     metadata = {
         "help": help, "low": low, "above": above, "high": high, "choices": choices, "files": files, "group": group
