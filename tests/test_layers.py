@@ -81,9 +81,9 @@ def test_only_comm_imports_mpi4py():
 
 
 WITHOUT_TEST_FILE = {
-    "cli.paths", "cli.report", "cli.settings", "cli.study", "cli.watch", "report.groups", "report.prototype_figures",
-    "report.style", "studies.study_file", "cli.submit", "cli.study_options", "config.assignments", "studies.board", "studies.estimates", "studies.formats", "studies.slurm",
-    "watch.drawing", "watch.pictures",
+    "cli.paths", "cli.report", "cli.settings", "cli.study", "cli.study_options", "cli.submit", "cli.watch",
+    "config.assignments", "report.groups", "report.prototype_figures", "report.style", "studies.board",
+    "studies.estimates", "studies.formats", "studies.slurm", "studies.study_file", "watch.drawing", "watch.pictures",
 }  # fmt: skip
 
 
