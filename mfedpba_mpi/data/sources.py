@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,16 +93,20 @@ def open_dataset(config: RunConfig, data_dir: Path, scratch: Scratch | None = No
         from mfedpba_mpi.data.synthetic import ensure_synthetic
 
         path = ensure_synthetic(describe(config, data_dir), scratch or Scratch(data_dir))
-    store = FeatureStore(path)
-    if config.dataset in LOADERS:
-        now, then = _source_sha256(LOADERS[config.dataset][1]), store.provenance.get("source_sha256")
-        if now and then and now != then:
-            warnings.warn(
-                f"{path} was created by an earlier version of the file that registers {config.dataset}; if the values "
-                "have changed, delete it, the next run recreates it",
-                stacklevel=2,
-            )
-    return store
+    return FeatureStore(path)
+
+
+def stale_store(config: RunConfig, store: FeatureStore) -> str:
+    """A warning if the file that registers a dataset has changed since its store was made; "" if not."""
+    if config.dataset not in LOADERS:
+        return ""
+    now, then = _source_sha256(LOADERS[config.dataset][1]), store.provenance.get("source_sha256")
+    if not (now and then) or now == then:
+        return ""
+    return (
+        f"{store.path} was created by an earlier version of the file that registers {config.dataset}; if the values "
+        "have changed, delete it, the next run recreates it"
+    )
 
 
 def make_registered(name: str, data_dir: Path) -> Path:

@@ -20,6 +20,7 @@ from mfedpba_mpi.comm.base import Comm
 from mfedpba_mpi.comm.devices import check_devices, compute_kind, cpu_kind, device_kind, set_up
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.shards import read_clients
+from mfedpba_mpi.data.sources import stale_store
 from mfedpba_mpi.engine.observers import Observer, Round, Start
 from mfedpba_mpi.engine.resume import StoredRun, find_run, resume_command
 from mfedpba_mpi.engine.round import Federation, RoundStatus
@@ -73,12 +74,9 @@ def run_rounds(
             dead = comm.recover()
             if not dead:
                 raise
-            ranks = ", ".join(map(str, dead))
-            warn(
-                observers,
-                checkpoints.newest_round,
-                f"rank {ranks} died; continuing from the last checkpoint with {count(comm.size, 'rank')}",
-            )
+            if comm.is_server:
+                text = f"rank {', '.join(map(str, dead))} died; continuing with {count(comm.size, 'rank')}"
+                warn(observers, checkpoints.newest_round, f"{text} from the last checkpoint")
 
 
 def _run_rounds(
@@ -105,6 +103,11 @@ def _run_rounds(
         **versions(comm.device),
     }  # fmt: skip
     saved = _find_checkpoint(checkpoints, comm, stored, about, observers) if checkpoints else None
+    finished = saved.round if saved else 0
+    for text in stored.plugin_warnings() if stored else ():
+        warn(observers, finished, text)
+    if comm.is_server and (text := stale_store(config, store)):
+        warn(observers, finished, text)
     federation = build(problem, shards, comm, stop, saved)
     environment = comm.environment()
     if comm.is_server:
@@ -169,7 +172,7 @@ def build(problem: Problem, shards: Path, comm: Comm, stop: Stop, saved: Saved |
 
 
 def warn(observers: Sequence[Observer], t: int, text: str) -> None:
-    """Log a warning about round `t` (0: before the first) and tell the observers, which keep it in run.h5."""
+    """On rank 0: log a warning about round `t` (0: before the first), and tell the observers, so that run.h5 has it."""
     logger.warning("round %d: %s", t, text) if t else logger.warning("%s", text)
     for observer in observers:
         observer.warn(t, text)
@@ -220,7 +223,7 @@ def _find_checkpoint(
                 "`clean` or --keep-checkpoints none); start over with `run --rounds N --overwrite`, or another --out"
             )
         warn(observers, 0, "no checkpoint yet: starting again at round 1")
-    for name, before in saved.about.items() if saved else ():
+    for name, before in saved.about.items() if saved and comm.is_server else ():
         if name in versions(comm.device) and before != about[name]:
             warn(
                 observers,

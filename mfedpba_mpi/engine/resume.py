@@ -6,14 +6,13 @@ import dataclasses
 import json
 import os
 import shlex
-import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mfedpba_mpi import plugins
 from mfedpba_mpi.cli.console import count
-from mfedpba_mpi.comm.launcher import launcher_rank_and_size
 from mfedpba_mpi.config.fields import flat
 from mfedpba_mpi.config.run_config import HARMLESS, RunConfig
 from mfedpba_mpi.data.catalog import default_data_dir
@@ -34,6 +33,7 @@ class StoredRun:
     ----------
     fingerprint, origin : of its data; the origin is "real" or "synthetic".
     recorded : the data directory that it was started with.
+    changed_plugins : its plugins whose source has changed since.
     """
 
     directory: Path
@@ -42,6 +42,7 @@ class StoredRun:
     fingerprint: str
     origin: str
     recorded: str
+    changed_plugins: Sequence[str] = ()
 
     @property
     def data_dir(self) -> Path:
@@ -63,6 +64,10 @@ class StoredRun:
         elsewhere = self.recorded and Path(self.recorded) not in (full, full.parent, full.parent.parent)
         where = f"use --data-dir {self.recorded}, as at its start" if elsewhere else "restore the data"
         return f"{where}, or choose another --out"
+
+    def plugin_warnings(self) -> list[str]:
+        """One warning for each plugin that has changed since the run was started."""
+        return [f"{file} has changed since the run was started: results may differ" for file in self.changed_plugins]
 
     def find_data(self, data_dir: Path) -> None:
         """Raise a UserError if the data have changed, or if real data are missing, before a stand-in is made."""
@@ -97,13 +102,13 @@ class StoredRun:
 
 def stored_run(directory: Path) -> StoredRun:
     """The run in a directory, from its log or, if that is damaged, from a checkpoint."""
-    load_plugins(directory)
+    changed = _load_plugins(directory)
     try:
         attributes = load_run(directory).attributes
         config = RunConfig.from_json(json.dumps(attributes["config"]))
         status, data_dir = str(attributes["status"]), str(attributes.get("data_dir", ""))
         data = attributes["data_fingerprint"], attributes["data_origin"], data_dir
-        return StoredRun(directory, config, status, *data)
+        return StoredRun(directory, config, status, *data, changed)
     except UserError:
         log = directory / LOG_NAME
         if not (directory / CHECKPOINTS).is_dir() or (log.exists() and not os.access(log, os.R_OK)):  # not damage
@@ -112,21 +117,20 @@ def stored_run(directory: Path) -> StoredRun:
 
         for saved in Checkpoints(directory).manifests():
             config = RunConfig.from_json(json.dumps(saved.config))
-            return StoredRun(directory, config, DAMAGED, saved.fingerprint, saved.about["data_origin"], saved.data_dir)
+            data = saved.fingerprint, saved.about["data_origin"], saved.data_dir
+            return StoredRun(directory, config, DAMAGED, *data, changed)
         raise
 
 
-def load_plugins(directory: Path) -> None:
-    """Load the plugins that the run in a directory was started with; warn if one has changed since."""
+def _load_plugins(directory: Path) -> Sequence[str]:
+    """Load the plugins that the run in a directory was started with. Returns those that have changed since."""
     for log in (directory / LOG_NAME, *(directory / CHECKPOINTS).glob("*/log.h5")):
         try:
             entries = load_run(log).attributes["plugins"]
         except UserError:  # damaged: try the log in a checkpoint
             continue
-        for file in plugins.restore(entries):
-            if launcher_rank_and_size()[0] == 0:
-                warnings.warn(f"plugin: {file} has changed since the run was started: results may differ", stacklevel=3)
-        return
+        return plugins.restore(entries)
+    return ()
 
 
 def find_run(directory: Path) -> StoredRun | None:

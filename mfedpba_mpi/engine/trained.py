@@ -94,6 +94,8 @@ def load_clients(run: Run | str | Path, data_dir: str | Path | None = None) -> l
     problem, partition, store, shards = prepare(stored.config, place, comm, directory, logged=stored.partition())
     stored.check_data(store.fingerprint, store.path)
     stored.check_partition(partition)
+    for text in stored.plugin_warnings():
+        warnings.warn(text, stacklevel=2)
     saved = Checkpoints(directory).newest(comm, warnings.warn)
     if saved is None:
         raise UserError(f"{directory} has no checkpoint to load the clients from; run it again with --overwrite")

@@ -7,7 +7,7 @@ import pytest
 
 from mfedpba_mpi import RunConfig, plugins, simulate
 from mfedpba_mpi.data.catalog import CATALOG
-from mfedpba_mpi.data.sources import describe, find_store, is_synthetic, open_dataset, resolve
+from mfedpba_mpi.data.sources import describe, find_store, is_synthetic, open_dataset, resolve, stale_store
 from mfedpba_mpi.data.store import write_store
 from mfedpba_mpi.data.synthetic import synthesize
 from mfedpba_mpi.errors import SyntheticDataWarning, UserError
@@ -85,8 +85,11 @@ def test_a_registered_dataset_is_stored_at_first_use(plugin, tmp_path):
 
 def test_a_store_created_by_an_earlier_version_of_its_plugin_gives_a_warning(plugin, tmp_path, unload_plugins):
     plugins.load(plugin(DATASET))
-    open_dataset(RunConfig.of(dataset="mine"), tmp_path)
+    config = RunConfig.of(dataset="mine")
+    assert stale_store(config, open_dataset(config, tmp_path)) == ""
     unload_plugins()
     plugins.load(plugin(DATASET + "# changed"))
-    with pytest.warns(UserWarning, match="mine.h5 was created by an earlier version of the file that registers mine"):
-        open_dataset(RunConfig.of(dataset="mine"), tmp_path)
+    text = stale_store(config, open_dataset(config, tmp_path))
+    assert "mine.h5 was created by an earlier version of the file that registers mine" in text
+    run = simulate(RunConfig.of(dataset="mine", rounds=1), tmp_path / "out", tmp_path, quiet=True)
+    assert (0, text) in run.warnings
