@@ -3,19 +3,6 @@
 import re
 
 RUN = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10", "--rounds", 1)
-    "--dataset",
-    "synthetic",
-    "--samples",
-    "120",
-    "--classes",
-    "3",
-    "--dims",
-    "6,10",
-    "--feature-dim",
-    "8",
-    "--rounds",
-    "1",
-]
 
 
 def test_messages_below_the_level_are_not_printed(command, monkeypatch):
