@@ -15,7 +15,7 @@ def test_messages_below_the_level_are_not_printed(command, monkeypatch):
 def test_every_line_names_its_rank(command, monkeypatch):
     monkeypatch.setenv("MFEDPBA_LOG_LEVEL", "INFO")
     errors = command(*RUN, "--out", "out", ranks=3).stderr
-    devices = re.findall(r"^mfedpba-mpi: rank (\d): info: device cpu: .*, clients (.*)$", errors, re.M)
+    devices = re.findall(r"^mfedpba-mpi: rank (\d): info: device cpu: .*, clients (.*)$", errors, re.MULTILINE)
     assert set(devices) == {("0", "[]"), ("1", "[0]"), ("2", "[1]")}
 
 

@@ -267,12 +267,6 @@ def test_methods_are_listed_with_their_parameters(command):
         assert words in out
 
 
-def test_an_option_sets_the_parameter_of_the_run_s_method(command, tmp_path):
-    assert command(*RUN, "--method", "fedtgp", "--server-epochs", 3, "--set", "fedtgp.margin=7").returncode == 0
-    config = load_run(tmp_path / "runs" / "synthetic-m2-fedtgp-s0").attributes["config"]
-    assert (config["fedtgp"]["server_epochs"], config["fedtgp"]["margin"]) == (3, 7)
-
-
 def test_the_ablation_is_a_study_with_its_settings_in_the_title(command, tmp_path):
     settings = ("dataset=synthetic", "samples=120", "classes=3", "dims=6,10", "rounds=2", "feature_dim=8", "seed=0")
     words = [word for setting in (*settings, "fusion=sum", "allow_synthetic=true") for word in ("--set", setting)]
