@@ -81,8 +81,8 @@ def test_only_comm_imports_mpi4py():
 
 
 WITHOUT_TEST_FILE = {
-    "cli.paths", "cli.report", "cli.study", "report.groups", "report.prototype_figures",
-    "report.style", "studies.study_file", "cli.submit", "cli.study_options", "studies.board", "studies.estimates", "studies.formats", "studies.slurm",
+    "cli.paths", "cli.study",
+    "studies.study_file", "cli.submit", "cli.study_options", "studies.board", "studies.estimates", "studies.formats", "studies.slurm",
 }  # fmt: skip
 
 

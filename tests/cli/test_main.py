@@ -16,14 +16,10 @@ from click.testing import CliRunner
 from mfedpba_mpi import load_run
 from mfedpba_mpi.cli.main import cli, main
 from mfedpba_mpi.cli.report import _name as name_of
-from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
+from mfedpba_mpi.config.run_config import fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import CATALOG
-from mfedpba_mpi.engine.progress import settings_line
-from mfedpba_mpi.engine.resume import stored_run
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS
-from mfedpba_mpi.report import pages as making
-from mfedpba_mpi.report.page import Page
 
 RUN = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10", "--rounds", 2, "--feature-dim", 8)
 
@@ -185,24 +181,6 @@ def test_errors_of_the_system_are_one_line(monkeypatch, capsys, error, code, wor
     assert said.count("\n") == 1
 
 
-def test_a_log_without_read_permission_does_not_count_as_damaged(made, tmp_path, monkeypatch):
-    """A damaged log would be restored from a checkpoint."""
-    shutil.copytree(made().path.parent, tmp_path / "mine")
-    (tmp_path / "mine/checkpoints").mkdir(exist_ok=True)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match=r"run\.h5 cannot be read; check its permissions"):
-        stored_run(tmp_path / "mine")
-
-
-def test_a_run_given_twice_is_reported_once(made, tmp_path, monkeypatch):
-    pages = []
-    monkeypatch.setattr(making, "make_page", lambda sources: pages.append(sources) or Page("", "", ""))
-    place = made().path.parent
-    for paths in ([place, place / "run.h5"], [place, tmp_path]):
-        cli.main(["report", *map(str, paths), "--out", str(tmp_path / "page")], standalone_mode=False)
-    assert pages == [[place], [place, tmp_path]]
-
-
 @pytest.mark.parametrize("group", ["data", "study"])
 def test_a_group_without_a_command_prints_its_help(command, group):
     alone, helped = command(group), command(group, "--help")
@@ -216,18 +194,6 @@ def test_an_unwritable_directory_is_an_error_with_its_path(command, tmp_path):
     assert result.returncode == 2
     assert "file/run" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_the_header_of_a_run_has_the_values_of_settings_that_depend_on_the_dataset():
-    words = settings_line(RunConfig.of(dataset="mfeat", tau=0.9, participation=0.5, families="DNN", server_epochs=3))
-    assert words == (
-        "100 rounds, lr 0.02, 2 local epochs, batch size 12, feature dim 48, lambda_1 0.01, lambda_2 1, "
-        "server_lr 0.01, server_epochs 3, tau 0.9, gw_epsilon 0.25, server_clip 5, "
-        'families ["DNN"], participation 0.5'
-    )
-    assert settings_line(RunConfig.of(dataset="mfeat", method="local", rounds=1, epochs=1)) == (
-        "1 round, lr 0.02, 1 local epoch, batch size 12, feature dim 48"
-    )
 
 
 @pytest.mark.parametrize("method", METHODS)
