@@ -42,7 +42,7 @@ class RunCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _settings(cls: type) -> Callable[[Function], Function]:
+def _settings(cls: Any) -> Callable[[Function], Function]:
     """Add an option for every setting that `cls` declares; a method's parameters arrive by their bare names."""
 
     def decorate(function: Function) -> Function:
@@ -51,7 +51,7 @@ def _settings(cls: type) -> Callable[[Function], Function]:
                 continue
             function = click.option(
                 flag_of(name), name,
-                cls=Setting, heading=field.metadata["group"] or cls.__name__,
+                cls=Setting, heading=field.metadata["group"] or cls.label,
                 help=field.metadata["help"] + _default_text(name, field.default),
                 **_click_arguments(cls, name),
             )(function)  # fmt: skip

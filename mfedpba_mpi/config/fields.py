@@ -48,7 +48,7 @@ def option(
     files : tuple of str
         Suffixes of file names that are allowed besides `choices`.
     group : str
-        Heading in the help  [default: the name of the dataclass].
+        Heading in the help  [default: the label of the method].
     """
     metadata = {
         "help": help, "low": low, "above": above, "high": high, "choices": choices, "files": files, "group": group

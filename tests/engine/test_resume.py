@@ -48,7 +48,7 @@ def test_a_finished_run_is_extended_and_a_damaged_log_recreated(command, tmp_pat
     again = command(*TINY, *OUT, "--rounds", 3)
     assert "extend it with `mfedpba-mpi resume out --rounds N`" in again.stderr
     done = command("resume", "out")
-    assert (done.returncode, done.stdout) == (0, "the run in out is complete (3 rounds); --rounds N extends it\n")
+    assert (done.returncode, done.stdout) == (0, "the run in out is complete (3 rounds); extend it with --rounds N\n")
     assert "is complete" in command(*TINY, *OUT, "--rounds", 3, "--resume").stdout
     assert "cannot be resumed with fewer" in command("resume", "out", "--rounds", 2).stderr
 

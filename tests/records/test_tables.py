@@ -14,16 +14,21 @@ MEAN = NumberText("49.04 ± 0.21", 49.0414, 0.2081)
 
 
 def test_columns_with_more_numbers_than_text_are_numeric():
-    rows = [["a", "49.04 ± 0.21", 1, "1,024 x", None], ["b", "–", "none", "-3 %", float("nan")], ["c", 7.5, 2, "", ""]]
+    rows = [
+        ["a", NumberText("49.04 ± 0.21", 49.04, 0.21), 1, NumberText("1,024 x", 1024), None],
+        ["b", "–", "none", NumberText("-3 %", -0.03), float("nan")],
+        ["c", 7.5, 2, "", ""],
+    ]
     table = Table("t", "T", ["name", "accuracy", "n", "size", "empty"], rows)
     assert table.numeric() == [False, True, True, True, False]
 
 
 def test_csv_keeps_every_digit_and_splits_deviations_into_a_column():
-    text = as_csv(Table("t", "T", ["m", "accuracy", "loss"], [["a", "49.04 ± 0.21", 1 / 3], ["b", "–", float("nan")]]))
+    accuracy = NumberText("49.04 ± 0.21", 49.0404, 0.2106)
+    text = as_csv(Table("t", "T", ["m", "accuracy", "loss"], [["a", accuracy, 1 / 3], ["b", "–", float("nan")]]))
     assert list(csv.reader(io.StringIO(text))) == [
         ["m", "accuracy", "accuracy ±", "loss"],
-        ["a", "49.04", "0.21", repr(1 / 3)],
+        ["a", "49.0404", "0.2106", repr(1 / 3)],
         ["b", "", "", ""],
     ]
 
