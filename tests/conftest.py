@@ -35,6 +35,21 @@ torch.set_num_threads(1)
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 TINY = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10, 8), "rounds": 3, "feature_dim": 8}
+SMALL_STUDY = """
+title = "Small"
+[settings]
+dataset = "synthetic"
+samples = 120
+classes = 3
+dims = [6, 10, 8]
+feature_dim = 8
+rounds = 2
+[cross]
+method = ["local", "fedproto"]
+seed = [0, 1]
+[quick]
+seed = [0]
+"""
 
 
 @pytest.fixture
@@ -59,6 +74,13 @@ def finished(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Ru
         return load_run(directory)
 
     return run
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> str:
+    """The name of a study file with two methods and two seeds; `command` runs in its directory."""
+    (tmp_path / "small.toml").write_text(SMALL_STUDY)
+    return "small.toml"
 
 
 @pytest.fixture

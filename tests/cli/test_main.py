@@ -231,18 +231,3 @@ def test_methods_are_listed_with_their_parameters(command):
     assert "fedmobile: FedMobile (our reading)." in out
     for words in ("mfedpba.lambda_1", "fedtgp.margin", "harmony.stage1_rounds"):
         assert words in out
-
-
-def test_the_ablation_is_a_study_with_its_settings_in_the_title(command, tmp_path):
-    settings = ("dataset=synthetic", "samples=120", "classes=3", "dims=6,10", "rounds=2", "feature_dim=8", "seed=0")
-    words = [word for setting in (*settings, "fusion=sum", "allow_synthetic=true") for word in ("--set", setting)]
-    result = command("study", "run", "ablation", *words, "--jobs", 2, "--out", "a")
-    assert result.returncode == 0, result.stderr
-    rows = (tmp_path / "a" / "table.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows[1:]] == [
-        "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA",
-    ]  # fmt: skip
-    assert all("Ablation of MFedPBA, synthetic m2, fusion sum (synthetic data): " in row for row in rows[1:])
-    configs = [load_run(tmp_path / "a" / name / "s0").attributes["config"] for name in ("full", "w-o-rec", "ea")]
-    assert [c["mfedpba"]["without"] for c in configs] == [[], ["rec"], []]
-    assert [c["mfedpba"]["equal_average"] for c in configs] == [False, False, True]
