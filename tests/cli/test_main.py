@@ -175,10 +175,10 @@ def test_errors_of_the_system_are_one_line(monkeypatch, capsys, error, code, wor
     monkeypatch.setattr(cli, "main", fail)
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert ended.value.code == code
-    assert re.search(words, said)
-    assert said.count("\n") == 1
+    assert re.search(words, errors)
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("group", ["data", "study"])
@@ -222,8 +222,8 @@ def test_a_run_has_its_name_also_inside_its_directory(made, tmp_path, monkeypatc
     assert load_run(path).path.parent.name == "mine"
     assert name_of(Path(path)) == "mine"
     for words in (("resume", path), ("watch", path, "--once")):
-        said = CliRunner().invoke(cli, words, catch_exceptions=False).output
-        assert re.search(r"/mine\b", said), said
+        output = CliRunner().invoke(cli, words, catch_exceptions=False).output
+        assert re.search(r"/mine\b", output), output
 
 
 def test_methods_are_listed_with_their_parameters(command):

@@ -6,6 +6,7 @@ from mfedpba_mpi import load_run
 
 
 def correct(path):
+    """The numbers of correct predictions in the log of a run."""
     return load_run(path).rounds["correct"]
 
 

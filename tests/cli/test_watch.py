@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mfedpba_mpi.errors import COMPLETE, RUNNING
 from mfedpba_mpi.records.lock import locked
-from tests.watch.examples import restate, run_of, shown, study_at, watched
+from tests.watch.examples import set_attributes, run_of, shown, study_at, watched
 
 WATCH = [sys.executable, "-m", "mfedpba_mpi", "watch"]
 
@@ -37,7 +37,7 @@ def test_a_terminal_without_unicode_gets_ascii(monkeypatch):
 
 def test_without_a_terminal_one_view_is_printed(finished, tmp_path):
     directory = finished().path.parent
-    restate(directory, status=RUNNING)
+    set_attributes(directory, status=RUNNING)
     done = subprocess.run([*WATCH, directory], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "round 3/3" in done.stdout
@@ -122,12 +122,12 @@ def test_a_run_is_followed_through_a_resize_until_it_is_killed(started, terminal
 
 def test_a_run_is_followed_to_its_end(finished, terminal):
     directory = finished().path.parent
-    restate(directory, status=RUNNING)
+    set_attributes(directory, status=RUNNING)
     screen = terminal(120, 40)
     with locked(directory):
         screen.watch(directory.name)
         screen.wait("running  round 3/3")
-        restate(directory, status=COMPLETE)
+        set_attributes(directory, status=COMPLETE)
     assert "complete  round 3/3" in screen.wait("code=0=")
 
 

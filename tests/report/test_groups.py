@@ -7,6 +7,7 @@ from mfedpba_mpi.report.groups import differing, grouped
 
 
 def at(run, path, **attributes):
+    """A copy of a run in another directory, with changed attributes."""
     return dataclasses.replace(run, path=Path(path, "run.h5"), attributes={**run.attributes, **attributes})
 
 

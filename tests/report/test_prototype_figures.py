@@ -21,11 +21,13 @@ def points(axes: Any) -> np.ndarray:
 
 
 def with_seed(run: Run, seed: int, changed: Make, method: str = "MFedPBA", **groups: Any) -> Run:
+    """A copy of a run with another seed and method, and changed arrays."""
     config = {**run.attributes["config"], "seed": seed, "method": method}
     return changed(run, Path(f"{method}/s{seed}/run.h5"), {"config": config, "label": method}, **groups)
 
 
 def titles(figure: Any) -> list[str]:
+    """The titles of the panels."""
     return [axes.get_title() for axes in figure.axes if axes.get_title()]
 
 

@@ -58,8 +58,8 @@ def shown(subject, width=80, height=24, **options):
     return screen.file.getvalue().rstrip("\n")
 
 
-def restate(directory, **attributes):
-    """Change attributes of a log."""
+def set_attributes(directory, **attributes):
+    """Change attributes of the log in a directory."""
     path, aside = directory / LOG_NAME, directory / "aside"
     with open_image(path) as file:
         file.attrs.update(attributes)
@@ -73,6 +73,6 @@ def study_at(directory, finished):
     for method in ("local", "fedproto"):
         (directory / method).mkdir(parents=True)
         finished(method=method).path.parent.rename(directory / method / "s0")
-    restate(directory / "fedproto/s0", status=RUNNING)
+    set_attributes(directory / "fedproto/s0", status=RUNNING)
     (directory / "study.toml").write_text(STUDY)
     return directory

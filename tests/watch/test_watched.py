@@ -16,7 +16,7 @@ from mfedpba_mpi.records.lock import LOCK_NAME, locked
 from mfedpba_mpi.records.run import LOG_NAME
 from mfedpba_mpi.records.status import STALLED, STARTING, RunState
 from mfedpba_mpi.watch.watched import Row, time_left
-from tests.watch.examples import restate, shown, study_at
+from tests.watch.examples import set_attributes, shown, study_at
 
 
 def test_time_left_of_a_study_follows_its_complete_runs():
@@ -38,7 +38,7 @@ def test_a_log_is_loaded_only_after_it_has_changed(finished, monkeypatch):
     subject = find(directory)
     subject.read()
     assert len(read) == 1
-    restate(directory, status=INTERRUPTED, reason="because")
+    set_attributes(directory, status=INTERRUPTED, reason="because")
     subject.read()
     assert len(read) == 2
     assert (subject.state.status, subject.state.reason) == (INTERRUPTED, "because")
@@ -46,7 +46,7 @@ def test_a_log_is_loaded_only_after_it_has_changed(finished, monkeypatch):
 
 def test_a_run_is_active_as_long_as_its_lock_is_held(finished):
     directory = finished().path.parent
-    restate(directory, status=RUNNING)
+    set_attributes(directory, status=RUNNING)
     with locked(directory):
         os.utime(directory / LOG_NAME, (0, 0))
         subject = find(directory)
@@ -60,7 +60,7 @@ def test_a_run_is_active_as_long_as_its_lock_is_held(finished):
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_a_run_that_was_killed_is_interrupted_at_once(finished, monkeypatch, host):
     directory = finished().path.parent
-    restate(directory, status=RUNNING)
+    set_attributes(directory, status=RUNNING)
     monkeypatch.setattr("mfedpba_mpi.records.status.shares_locks", lambda _: True)
     # the process id may have been reused by another process
     (directory / LOCK_NAME).write_text(json.dumps({"host": host, "pid": os.getpid(), "since": "then"}))
@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_is_interrupted_at_once(finished, monkeypatch, hos
 
 def test_without_locks_across_hosts_a_run_is_stalled_once_its_log_is_old(finished, monkeypatch):
     directory = finished().path.parent
-    restate(directory, status=RUNNING)
+    set_attributes(directory, status=RUNNING)
     (directory / LOCK_NAME).write_text(json.dumps({"host": f"not {socket.gethostname()}", "pid": 1, "since": "then"}))
     monkeypatch.setattr("mfedpba_mpi.records.status.shares_locks", lambda _: False)
     subject = find(directory)
@@ -102,5 +102,5 @@ def test_a_study_shows_its_runs_and_the_curve_of_the_running_one(finished, tmp_p
     assert re.search(r"fedproto/s0 +running +3/3 \d\d.\d\d%", view)
     assert re.search(r"local/s0 +complete +3/3 \d\d.\d\d%", view)
     assert max(map(len, view.split("\n"))) <= size[0]
-    restate(directory / "fedproto/s0", status=INTERRUPTED)
+    set_attributes(directory / "fedproto/s0", status=INTERRUPTED)
     assert "no run is active" in shown(find(directory), *size)
