@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mfedpba_mpi.errors import COMPLETE, RUNNING
 from mfedpba_mpi.records.lock import locked
-from tests.watch.examples import set_attributes, run_of, shown, study_at, watched
+from tests.watch.examples import run_of, set_attributes, shown, study_at, watched
 
 WATCH = [sys.executable, "-m", "mfedpba_mpi", "watch"]
 
