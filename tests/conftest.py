@@ -29,11 +29,27 @@ from mfedpba_mpi.engine.signals import SIGNALS, Stop  # noqa: E402
 from mfedpba_mpi.methods import params  # noqa: E402
 from mfedpba_mpi.models import architecture, extractors  # noqa: E402
 from mfedpba_mpi.records.run_log import RunLog  # noqa: E402
+from mfedpba_mpi.studies.study_file import find_study  # noqa: E402
 
 torch.set_num_threads(1)
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 TINY = {"dataset": "synthetic", "samples": 120, "classes": 3, "dims": (6, 10, 8), "rounds": 3, "feature_dim": 8}
+SMALL_STUDY = """
+title = "Small"
+[settings]
+dataset = "synthetic"
+samples = 120
+classes = 3
+dims = [6, 10, 8]
+feature_dim = 8
+rounds = 2
+[cross]
+method = ["local", "fedproto"]
+seed = [0, 1]
+[quick]
+seed = [0]
+"""
 
 
 @pytest.fixture
@@ -58,6 +74,29 @@ def finished(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Ru
         return load_run(directory)
 
     return run
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> str:
+    """The name of a study file with two methods and two seeds; `command` runs in its directory."""
+    (tmp_path / "small.toml").write_text(SMALL_STUDY)
+    return "small.toml"
+
+
+@pytest.fixture
+def incomplete_study(finished: Callable[..., Run], tmp_path: Path) -> Path:
+    """The directory of a study with two methods and two seeds; all runs but the last are complete."""
+    directory = tmp_path / "study"
+    directory.mkdir()
+    (directory / "study.toml").write_text(
+        'title = "Two <methods>"\n[settings]\ndataset = "synthetic"\n'
+        '[cross]\nmethod = ["local", "mfedpba"]\nseed = [0, 1]\n'
+    )
+    for key in find_study(str(directory)).run_keys()[:-1]:
+        run = finished(method=key.labels["method"].lower(), seed=int(key.labels["seed"]), families=("DNN",))
+        (directory / key.path).parent.mkdir(exist_ok=True)
+        run.path.parent.rename(directory / key.path)
+    return directory
 
 
 @pytest.fixture(scope="session")

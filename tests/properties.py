@@ -1,4 +1,4 @@
-"""How property tests run: the same examples each time, no clock, and nothing left on disk."""
+"""Settings of property tests: the same examples in every run, no time limit, and no files left behind."""
 
 import atexit
 import shutil
@@ -7,12 +7,12 @@ import tempfile
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
-_home = tempfile.mkdtemp(prefix="hypothesis-")  # its caches, which would else be in .hypothesis here
+_home = tempfile.mkdtemp(prefix="hypothesis-")  # caches; the default is .hypothesis in the current directory
 atexit.register(shutil.rmtree, _home, ignore_errors=True)
 set_hypothesis_home_dir(_home)
 
 
 def examples(count: int) -> settings:
-    """The decorator of a property: try it on so many examples."""
-    slow = [HealthCheck.too_slow]  # says something of the machine only
+    """A decorator for property tests: the number of examples, without a time limit."""
+    slow = [HealthCheck.too_slow]  # depends on the machine only
     return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=slow)

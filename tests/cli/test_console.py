@@ -1,4 +1,4 @@
-"""Console output: widths, and singular and plural."""
+"""Console output: widths, singular and plural, and ranges of numbers."""
 
 import io
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mfedpba_mpi import load_run
-from mfedpba_mpi.cli.console import console, count
+from mfedpba_mpi.cli.console import console, count, ranges
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path):
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert load_run(tmp_path / "out").status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([5], "5"), ([0, 1], "0-1"), ([0, 1, 2, 3, 8, 10, 11], "0-3,8,10-11")]
+)
+def test_numbers_are_written_as_ranges(numbers, text):
+    assert ranges(numbers) == text

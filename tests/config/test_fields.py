@@ -12,7 +12,7 @@ from mfedpba_mpi.config.fields import check, fields_of, flag_of, flat, kind_of, 
 from mfedpba_mpi.config.run_config import RunConfig, make_config
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS
-from tests.config.test_run_config_properties import PARAMETERS, SETTINGS, WILD, outcome
+from tests.config.strategies import PARAMETERS, SETTINGS, WILD, outcome
 from tests.properties import examples
 
 

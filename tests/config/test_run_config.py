@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from mfedpba_mpi.config.assignments import parse_assignment
 from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.errors import UserError
@@ -51,19 +50,6 @@ def test_a_bare_name_is_a_parameter_of_the_run_s_method():
 def test_a_setting_given_twice_with_different_values_is_refused(given):
     with pytest.raises(UserError, match=r"mfedpba\.tau: given as 1 and as 2; give it once"):
         RunConfig.of(dataset="youtube", **given)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("50", 50), ("0.5", 0.5), ("true", True), ("m1+", "m1+"), ("rec,con", ["rec", "con"]), ("0, 1", [0, 1]),
-        ('["rec", "con"]', ["rec", "con"]), ('["rec"], []', [["rec"], []]), ('"a, b"', "a, b"), ("", ""),
-        ("m2,1", ["m2", 1]),
-        ("{ a = 1 }", "{ a = 1 }"), ("1\nrounds = 2", "1\nrounds = 2"), ("9" * 5000, "9" * 5000),
-    ],
-)  # fmt: skip
-def test_values_of_set_are_as_in_toml_or_plain_words(text, value):
-    assert parse_assignment(f"name={text}") == ("name", value)
 
 
 def test_an_unknown_method_in_json_is_an_error_with_its_name():

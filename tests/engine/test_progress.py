@@ -3,7 +3,7 @@
 from mfedpba_mpi import RunConfig, load_run, simulate
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
-from mfedpba_mpi.engine.progress import Screen
+from mfedpba_mpi.engine.progress import Screen, settings_line
 from mfedpba_mpi.records.run_log import RunLog
 from mfedpba_mpi.report import run_figures
 from mfedpba_mpi.report.pages import run_page
@@ -37,3 +37,15 @@ def test_one_client_is_not_in_the_plural(tiny, tmp_path, capsys, monkeypatch):
     run = load_run(tmp_path)
     assert repr(run).endswith("complete after 1 of 1 round>")
     assert run_page(run).subtitle == "partition m1, 1 client, fusion sum, seed 0; complete after 1 of 1 round"
+
+
+def test_the_header_of_a_run_has_the_values_of_settings_that_depend_on_the_dataset():
+    words = settings_line(RunConfig.of(dataset="mfeat", tau=0.9, participation=0.5, families="DNN", server_epochs=3))
+    assert words == (
+        "100 rounds, lr 0.02, 2 local epochs, batch size 12, feature dim 48, lambda_1 0.01, lambda_2 1, "
+        "server_lr 0.01, server_epochs 3, tau 0.9, gw_epsilon 0.25, server_clip 5, "
+        'families ["DNN"], participation 0.5'
+    )
+    assert settings_line(RunConfig.of(dataset="mfeat", method="local", rounds=1, epochs=1)) == (
+        "1 round, lr 0.02, 1 local epoch, batch size 12, feature dim 48"
+    )

@@ -1,10 +1,15 @@
-"""Resuming a run from the command line, in one process."""
+"""Resuming a run, in one process."""
 
+import os
+import shutil
 import signal
 
 import numpy as np
+import pytest
 
 from mfedpba_mpi import load_run
+from mfedpba_mpi.engine.resume import stored_run
+from mfedpba_mpi.errors import UserError
 
 TINY = ("--dataset", "synthetic", "--samples", 120, "--classes", 3, "--dims", "6,10,8", "--feature-dim", 8)
 OUT = ("--out", "out")
@@ -70,3 +75,12 @@ def test_a_complete_run_without_checkpoints_is_not_extended(command, tmp_path):
     assert longer.returncode == 2
     assert "has no checkpoint to extend it from" in longer.stderr
     assert (tmp_path / "out/run.h5").read_bytes() == before
+
+
+def test_a_log_without_read_permission_does_not_count_as_damaged(made, tmp_path, monkeypatch):
+    """A damaged log would be restored from a checkpoint."""
+    shutil.copytree(made().path.parent, tmp_path / "mine")
+    (tmp_path / "mine/checkpoints").mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=r"run\.h5 cannot be read; check its permissions"):
+        stored_run(tmp_path / "mine")

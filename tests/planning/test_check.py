@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from mfedpba_mpi.cli.console import ranges
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.planning.check import check_ranks, core_warnings, rank_rows
 
@@ -59,13 +58,6 @@ def test_equal_consecutive_ranks_are_one_row():
         ("3", "n2", "0-1", "cuda:1"),
         ("4", "n1", "0-1", "cpu"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([], ""), ([5], "5"), ([0, 1], "0-1"), ([0, 1, 2, 3, 8, 10, 11], "0-3,8,10-11")]
-)
-def test_numbers_are_written_as_ranges(numbers, text):
-    assert ranges(numbers) == text
 
 
 def test_ranks_without_the_shared_directory_are_named(tmp_path):

@@ -28,3 +28,9 @@ def changed() -> Callable[..., Run]:
         return dataclasses.replace(run, path=path or run.path, attributes=attributes, **merged)
 
     return change
+
+
+@pytest.fixture
+def run(made: Callable[..., Run]) -> Run:
+    """A complete run of MFedPBA with tracked gradients."""
+    return made(track_gradients=True)

@@ -1,6 +1,5 @@
 """The page: the contents of the file, and its behaviour in a real browser."""
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -11,17 +10,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mfedpba_mpi.records.tables import NumberText, Table, as_csv, as_latex
+from mfedpba_mpi.records.tables import NumberText
 from mfedpba_mpi.report import style
 from mfedpba_mpi.report.page import Page
+from tests.records.test_tables import HOSTILE, MEAN
 from tests.report.browser import Browser, Tab, unavailable
 
-HOSTILE = (
-    """</td></script><script>window.broken = 1</script>"' onload='x' &amp; <img src=http://example.com/x onerror=a>"""
-)
 LONG = "a-client-whose-name-has-no-end-" * 6
 VOID = {"meta", "link", "img"}
-MEAN = NumberText("49.04 ± 0.21", 49.0414, 0.2081)
 
 
 def drawing(width: float = style.COLUMN) -> Figure:
@@ -174,48 +170,6 @@ def test_names_must_be_unique() -> None:
     page.table("a", "", ["x"], [])
     with pytest.raises(ValueError, match="already on the page"):
         page.table("a", "", ["x"], [])
-
-
-def test_rows_of_wrong_length_are_rejected() -> None:
-    with pytest.raises(ValueError, match="as many cells"):
-        Table("a", "", ["x", "y"], [["only one"]])
-
-
-# ---- tables as files
-
-
-def test_csv_has_plain_numbers_and_separate_columns_for_deviations() -> None:
-    rows = [["A", MEAN, 1 / 3], [HOSTILE, NumberText("7.50", 7.504), None], ["line\nbreak", "failed", float("nan")]]
-    text = as_csv(Table("a", "A", ["method", "accuracy", "loss"], rows), "synthetic data")
-    assert list(csv.reader(text.splitlines(keepends=True))) == [
-        ["method", "accuracy", "accuracy ±", "loss", "remark"],
-        ["A", "49.0414", "0.2081", repr(1 / 3), "synthetic data"],
-        [HOSTILE, "7.504", "", "", "synthetic data"],
-        ["line\nbreak", "failed", "", "", "synthetic data"],
-    ]
-
-
-def test_latex_is_escaped_and_marked() -> None:
-    rows = [["50 % of $x_1$ {a}", MEAN, -1.5], ["[b] \\ <|>\n\n~^", "7.5", None]]
-    table = Table("a", "Title_1", ["m & n", "accuracy", "loss"], rows, {(0, 1): 1, (1, 1): 2}, "Caption.")
-    assert as_latex(table, "synthetic data").splitlines() == [
-        r"% needs \usepackage{booktabs} and \usepackage{graphicx}",
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{Title\_1 (synthetic data). Caption.}",
-        r"\label{tab:a}",
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        r"\begin{tabular}{lrr}",
-        r"\toprule",
-        r"m \& n & accuracy & loss \\",
-        r"\midrule",
-        r"50 \% of \$x\_1\$ \{a\} & \textbf{49.04$_{\pm 0.21}$} & $-$1.5 \\",
-        r"{}[b] \textbackslash{} \textless{}\textbar{}\textgreater{} \textasciitilde{}\textasciicircum{}"
-        r" & \underline{7.5} & -- \\",
-        r"\bottomrule",
-        r"\end{tabular}}",
-        r"\end{table}",
-    ]
 
 
 # ---- in a browser

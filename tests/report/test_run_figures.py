@@ -2,28 +2,23 @@
 
 import io
 import json
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from scipy.spatial.distance import cdist
 
 from mfedpba_mpi import Run
 from mfedpba_mpi.data.synthetic import free_form
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
-from mfedpba_mpi.report import prototype_figures, run_figures
+from mfedpba_mpi.report import run_figures
 from mfedpba_mpi.report.run_figures import FIGURES, draw_all
-from mfedpba_mpi.report.style import COLUMN
 
 Make = Callable[..., Run]
 
@@ -37,12 +32,6 @@ KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "two classes": ({"classes": 2, "dims": (5,), "partition": "m1", "clients": 1}, {"prototypes", "structures"}),
     "every second": ({"eval_every": 2}, {"prototypes", "structures"}),
 }
-
-
-@pytest.fixture
-def run(made: Make) -> Run:
-    """A complete run of MFedPBA."""
-    return made(**KINDS["mfedpba"][0])
 
 
 def line(figure: Any, words: str) -> Any:
@@ -90,11 +79,6 @@ def test_synthetic_data_are_marked_and_real_data_are_not(name: str, run: Run, ch
     draw = FIGURES[name].draw
     assert draw(run).get_supxlabel() == "synthetic data"
     assert draw(changed(run, attributes={"data_origin": "real"})).get_supxlabel() == ""
-
-
-def test_a_synthetic_run_beside_a_real_one_is_partly_synthetic(run: Run, changed: Make) -> None:
-    real = changed(run, Path("real/run.h5"), {"data_origin": "real"})
-    assert prototype_figures.prototypes(run, real).get_supxlabel() == "partly synthetic data"
 
 
 @pytest.mark.parametrize("name", ["partition", "prototypes"])
@@ -183,122 +167,6 @@ def test_losses_that_span_decades_are_on_a_log_scale(values: Any, scale: str, ma
     assert figure.axes[0].get_yscale() == scale
 
 
-# ---- prototypes and structures
-
-
-def points(axes: Any) -> np.ndarray:
-    """The positions of the prototypes, in any order."""
-    return np.concatenate([cloud.get_offsets() for cloud in axes.collections])
-
-
-def test_classes_absent_at_a_client_are_not_drawn(run: Run, changed: Make) -> None:
-    counts = run.partition["counts"].copy()
-    counts[0, 1] = counts[1, 0] = counts[1, 2] = 0
-    few = changed(run, partition={"counts": counts})
-    owned = run.partition["modalities"].sum(axis=1)
-    (axes,) = prototype_figures.prototypes(few).axes
-    assert len(points(axes)) == owned @ (counts > 0).sum(axis=1)
-    shades = [to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()]
-    for c in range(3):
-        assert shades.count(prototype_figures.CLASS_COLOURS[c].lower()) == owned @ (counts[:, c] > 0)
-
-
-def test_equal_prototypes_give_equal_panels(run: Run, changed: Make) -> None:
-    left, right = prototype_figures.prototypes(run, changed(run, Path("copy/run.h5"))).axes
-    np.testing.assert_array_equal(points(left), points(right))
-
-
-def with_seed(run: Run, seed: int, changed: Make, method: str = "MFedPBA", **groups: Any) -> Run:
-    config = {**run.attributes["config"], "seed": seed, "method": method}
-    return changed(run, Path(f"{method}/s{seed}/run.h5"), {"config": config, "label": method}, **groups)
-
-
-def titles(figure: Any) -> list[str]:
-    return [axes.get_title() for axes in figure.axes if axes.get_title()]
-
-
-@pytest.mark.parametrize("number", [3, 4, 9])
-def test_every_run_has_its_prototypes_shown(number: int, run: Run, changed: Make) -> None:
-    figure = prototype_figures.prototypes(*(with_seed(run, i, changed) for i in range(number)))
-    assert titles(figure) == [f"MFedPBA, seed {i}" for i in range(number)]
-    assert not figure.legends[-1].get_title().get_text()
-
-
-def test_runs_that_are_not_shown_are_listed(run: Run, changed: Make) -> None:
-    runs = [with_seed(run, seed, changed, method) for method in ("A", "B", "C") for seed in range(4)]
-    runs[8] = with_seed(run, 0, changed, "C", final=None)
-    figure = prototype_figures.prototypes(*runs)
-    assert titles(figure) == ["A, seed 0", "B, seed 0", "C, seed 1"]
-    left = [f"{method}, seed {seed}" for method, seed in ("A1", "A2", "A3", "B1", "B2", "B3", "C2", "C3")]
-    note = f"3 of 12 runs. Omitted: {'; '.join(left)}. Without prototypes: C, seed 0."
-    assert figure.legends[-1].get_title().get_text().replace("\n", " ") == note
-
-
-def test_prototypes_of_a_class_lie_together_if_classes_are_far_apart(run: Run, changed: Make) -> None:
-    rng = np.random.default_rng(0)
-    E = 100 * np.eye(3, 8) + rng.standard_normal((len(run.final["E"]), 3, 8))
-    counts = np.ones_like(run.partition["counts"])
-    (axes,) = prototype_figures.prototypes(changed(run, final={"E": E}, partition={"counts": counts})).axes
-    shades = np.array([to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()])
-    distances = cdist(points(axes), points(axes)) + np.diag(np.full(len(shades), np.inf))
-    assert (shades[distances.argmin(axis=1)] == shades).all()
-
-
-def test_many_classes_have_a_colour_bar_and_few_a_legend(run: Run, changed: Make) -> None:
-    E = np.random.default_rng(0).standard_normal((len(run.final["E"]), 102, 4))
-    counts = np.zeros((len(run.partition["counts"]), 102))
-    counts[:, ::20] = 1
-    many = changed(run, attributes={"classes": 102}, final={"E": E}, partition={"counts": counts})
-    figure = prototype_figures.prototypes(many)
-    figure.draw_without_rendering()
-    assert len(figure.axes) == 2
-    assert [len(legend.get_texts()) for legend in figure.legends] == [3]
-    assert [len(legend.get_texts()) for legend in prototype_figures.prototypes(run).legends] == [3, 3]
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_few_prototypes_can_be_drawn(number: int, run: Run, changed: Make) -> None:
-    counts = np.zeros((len(run.partition["counts"]), 5), int)
-    counts[0, :number] = 1
-    rows = np.zeros(1, int)
-    E = np.ones((1, 5, 1)) * np.arange(5)[:, None]
-    final = {"E": E, "E_client": rows, "E_modality": rows}
-    figure = prototype_figures.prototypes(
-        changed(run, attributes={"classes": 5}, final=final, partition={"counts": counts})
-    )
-    figure.draw_without_rendering()
-    assert len(points(figure.axes[0])) == number
-
-
-def test_distances_are_squared_euclidean_over_their_mean(run: Run, changed: Make) -> None:
-    present = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
-    figure = prototype_figures.structures(changed(run, final={"P_present": present, "plan": None}))
-    figure.draw_without_rendering()
-    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
-    assert len(shown) == 4
-    for X, there, panel in zip(
-        [*run.final["P_G"], run.final["I_G"]], [*(present > 0), run.final["I_present"] > 0], shown, strict=True
-    ):
-        D = cdist(X[there], X[there]) ** 2
-        block = np.ma.filled(panel.astype(float), np.nan)
-        assert np.isfinite(block).sum() == there.sum() ** 2
-        if there.any():
-            np.testing.assert_allclose(block[np.ix_(there, there)], D / D.mean(), rtol=1e-5, atol=1e-6)
-
-
-def test_transport_plans_are_shown_as_shares_of_rows(run: Run, changed: Make) -> None:
-    plan = np.stack([np.eye(3) / 3] * 3)
-    plan[1, 2] = plan[1, :, 2] = np.nan
-    plan[1] *= 3 / 2
-    present = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
-    figure = prototype_figures.structures(changed(run, final={"plan": plan, "P_present": present}))
-    figure.draw_without_rendering()
-    panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
-    assert len(panels) == 7
-    for panel in panels[4:]:
-        np.testing.assert_allclose(np.ma.compressed(panel).sum(), np.isfinite(np.diag(panel.filled(np.nan))).sum())
-
-
 # ---- communication, times and gradients
 
 
@@ -382,10 +250,3 @@ def test_gradients_are_running_means_with_the_rate(run: Run, changed: Make) -> N
 def test_the_error_without_gradients_names_the_option(made: Make) -> None:
     with pytest.raises(UserError, match="--track-gradients"):
         run_figures.gradients(made(method="local"))
-
-
-def test_notebooks_display_a_figure_as_an_image(run: Run) -> None:
-    image = run_figures.accuracy(run)._repr_png_()
-    assert image.startswith(b"\x89PNG\r\n")
-    width, _ = struct.unpack(">II", image[16:24])
-    assert width == int(150 * COLUMN)

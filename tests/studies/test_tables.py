@@ -9,35 +9,10 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.studies.formats import as_csv, as_latex, as_markdown, as_text, runs_csv
+from mfedpba_mpi.studies.formats import as_markdown, runs_csv
 from mfedpba_mpi.studies.study_file import find_study
 from mfedpba_mpi.studies.tables import MEASURES, difference_table, lay_out, tabulate
-
-ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
-STUDY = """
-title = "T"
-[settings]
-dataset = "youtube"
-[cross]
-partition = ["m2", "m1"]
-method = ["local", "fedproto", "mfedpba"]
-seed = [0, 1]
-"""
-
-
-@pytest.fixture
-def study(tmp_path):
-    (tmp_path / "t.toml").write_text(STUDY)
-    return find_study(str(tmp_path / "t.toml"))
-
-
-def run_values(study, values, remark="synthetic data"):
-    """The study's runs with these values, in order; None for a run that is not complete."""
-    return [(key, value, remark) for key, value in zip(study.run_keys(), values, strict=True) if value is not None]
-
-
-# Means 41, 50, 50 and 30, 20, none; deviations of a sample: sqrt(2), 0, sqrt(8) and 0, none (one value), none.
-VALUES = [40, 42, 50, 50, 48, 52, 30, 30, None, 20, None, None]
+from tests.studies.examples import ACCURACY, SECONDS, STUDY, VALUES, run_values
 
 
 def test_cells_are_mean_and_sample_deviation_and_ties_share_a_mark(study):
@@ -105,37 +80,6 @@ def test_synthetic_data_are_marked_in_the_title_or_in_some_rows(study):
     results = lay_out(study, mixed, ACCURACY)
     assert results.title == f"T: {ACCURACY.label}"
     assert [row.name for row in results.rows] == ["m2", "m1 (synthetic data)"]
-
-
-def test_every_format_marks_the_same_cells_and_synthetic_data(study):
-    results = lay_out(study, run_values(study, VALUES), ACCURACY)
-    text, markdown, latex = as_text(results), as_markdown(results), as_latex(results)
-    for form in (text, markdown, latex, as_csv(results)):
-        assert "synthetic data" in form
-    assert "50.00 ± 2.83 *" in text
-    assert "41.00 ± 1.41 +" in text
-    assert "| m2 | <u>41.00 ± 1.41</u> | **50.00 ± 0.00** | **50.00 ± 2.83** |" in markdown
-    assert (
-        r"m2 & \underline{41.00$_{\pm 1.41}$} & \textbf{50.00$_{\pm 0.00}$} & \textbf{50.00$_{\pm 2.83}$} \\" in latex
-    )
-    assert r"in \%" in latex
-    rows = list(csv.DictReader(io.StringIO(as_csv(results))))
-    assert [(row["partition"], row["column"], float(row["mean"]), row["runs"], row["place"]) for row in rows] == [
-        ("m2", "Local", 41.0, "2", "2"), ("m2", "FedProto", 50.0, "2", "1"), ("m2", "MFedPBA", 50.0, "2", "1"),
-        ("m1", "Local", 30.0, "2", "1"), ("m1", "FedProto", 20.0, "1", "2"),
-    ]  # fmt: skip
-
-
-def test_special_characters_in_names_are_escaped(tmp_path):
-    name = r"a|b & 50% of $x_1$ {\\} [red]"
-    (tmp_path / "t.toml").write_text(
-        f"title = '{name}'\n[settings]\ndataset = 'youtube'\n[cross]\ncell = [{{ name = '{name}', seed = 1 }}]\n"
-    )
-    study = find_study(str(tmp_path / "t.toml"))
-    results = lay_out(study, run_values(study, [1.0]), ACCURACY)
-    assert r"a\|b & 50% of" in as_markdown(results)
-    assert r"a\textbar{}b \& 50\% of \$x\_1\$ \{\textbackslash{}\textbackslash{}\} [red] & " in as_latex(results)
-    assert f" {name} " in as_text(results)
 
 
 def test_tables_have_the_values_of_the_logs(finished, tmp_path):

@@ -1,0 +1,133 @@
+"""Figures of prototypes show those of the log, and all runs or a list of the omitted ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from scipy.spatial.distance import cdist
+
+from mfedpba_mpi import Run
+from mfedpba_mpi.report.prototype_figures import CLASS_COLOURS, prototypes, structures
+
+Make = Callable[..., Run]
+
+
+def points(axes: Any) -> np.ndarray:
+    """The positions of the prototypes, in any order."""
+    return np.concatenate([cloud.get_offsets() for cloud in axes.collections])
+
+
+def with_seed(run: Run, seed: int, changed: Make, method: str = "MFedPBA", **groups: Any) -> Run:
+    """A copy of a run with another seed and method, and changed arrays."""
+    config = {**run.attributes["config"], "seed": seed, "method": method}
+    return changed(run, Path(f"{method}/s{seed}/run.h5"), {"config": config, "label": method}, **groups)
+
+
+def titles(figure: Any) -> list[str]:
+    """The titles of the panels."""
+    return [axes.get_title() for axes in figure.axes if axes.get_title()]
+
+
+def test_classes_absent_at_a_client_are_not_drawn(run: Run, changed: Make) -> None:
+    counts = run.partition["counts"].copy()
+    counts[0, 1] = counts[1, 0] = counts[1, 2] = 0
+    few = changed(run, partition={"counts": counts})
+    owned = run.partition["modalities"].sum(axis=1)
+    (axes,) = prototypes(few).axes
+    assert len(points(axes)) == owned @ (counts > 0).sum(axis=1)
+    shades = [to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()]
+    for c in range(3):
+        assert shades.count(CLASS_COLOURS[c].lower()) == owned @ (counts[:, c] > 0)
+
+
+def test_equal_prototypes_give_equal_panels(run: Run, changed: Make) -> None:
+    left, right = prototypes(run, changed(run, Path("copy/run.h5"))).axes
+    np.testing.assert_array_equal(points(left), points(right))
+
+
+@pytest.mark.parametrize("number", [3, 4, 9])
+def test_every_run_has_its_prototypes_shown(number: int, run: Run, changed: Make) -> None:
+    figure = prototypes(*(with_seed(run, i, changed) for i in range(number)))
+    assert titles(figure) == [f"MFedPBA, seed {i}" for i in range(number)]
+    assert not figure.legends[-1].get_title().get_text()
+
+
+def test_runs_that_are_not_shown_are_listed(run: Run, changed: Make) -> None:
+    runs = [with_seed(run, seed, changed, method) for method in ("A", "B", "C") for seed in range(4)]
+    runs[8] = with_seed(run, 0, changed, "C", final=None)
+    figure = prototypes(*runs)
+    assert titles(figure) == ["A, seed 0", "B, seed 0", "C, seed 1"]
+    left = [f"{method}, seed {seed}" for method, seed in ("A1", "A2", "A3", "B1", "B2", "B3", "C2", "C3")]
+    note = f"3 of 12 runs. Omitted: {'; '.join(left)}. Without prototypes: C, seed 0."
+    assert figure.legends[-1].get_title().get_text().replace("\n", " ") == note
+
+
+def test_a_synthetic_run_beside_a_real_one_is_partly_synthetic(run: Run, changed: Make) -> None:
+    real = changed(run, Path("real/run.h5"), {"data_origin": "real"})
+    assert prototypes(run, real).get_supxlabel() == "partly synthetic data"
+
+
+def test_prototypes_of_a_class_lie_together_if_classes_are_far_apart(run: Run, changed: Make) -> None:
+    rng = np.random.default_rng(0)
+    E = 100 * np.eye(3, 8) + rng.standard_normal((len(run.final["E"]), 3, 8))
+    counts = np.ones_like(run.partition["counts"])
+    (axes,) = prototypes(changed(run, final={"E": E}, partition={"counts": counts})).axes
+    shades = np.array([to_hex(colour) for cloud in axes.collections for colour in cloud.get_facecolors()])
+    distances = cdist(points(axes), points(axes)) + np.diag(np.full(len(shades), np.inf))
+    assert (shades[distances.argmin(axis=1)] == shades).all()
+
+
+def test_many_classes_have_a_colour_bar_and_few_a_legend(run: Run, changed: Make) -> None:
+    E = np.random.default_rng(0).standard_normal((len(run.final["E"]), 102, 4))
+    counts = np.zeros((len(run.partition["counts"]), 102))
+    counts[:, ::20] = 1
+    many = changed(run, attributes={"classes": 102}, final={"E": E}, partition={"counts": counts})
+    figure = prototypes(many)
+    figure.draw_without_rendering()
+    assert len(figure.axes) == 2
+    assert [len(legend.get_texts()) for legend in figure.legends] == [3]
+    assert [len(legend.get_texts()) for legend in prototypes(run).legends] == [3, 3]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_few_prototypes_can_be_drawn(number: int, run: Run, changed: Make) -> None:
+    counts = np.zeros((len(run.partition["counts"]), 5), int)
+    counts[0, :number] = 1
+    rows = np.zeros(1, int)
+    E = np.ones((1, 5, 1)) * np.arange(5)[:, None]
+    final = {"E": E, "E_client": rows, "E_modality": rows}
+    figure = prototypes(changed(run, attributes={"classes": 5}, final=final, partition={"counts": counts}))
+    figure.draw_without_rendering()
+    assert len(points(figure.axes[0])) == number
+
+
+def test_distances_are_squared_euclidean_over_their_mean(run: Run, changed: Make) -> None:
+    present = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
+    figure = structures(changed(run, final={"P_present": present, "plan": None}))
+    figure.draw_without_rendering()
+    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert len(shown) == 4
+    for X, there, panel in zip(
+        [*run.final["P_G"], run.final["I_G"]], [*(present > 0), run.final["I_present"] > 0], shown, strict=True
+    ):
+        D = cdist(X[there], X[there]) ** 2
+        block = np.ma.filled(panel.astype(float), np.nan)
+        assert np.isfinite(block).sum() == there.sum() ** 2
+        if there.any():
+            np.testing.assert_allclose(block[np.ix_(there, there)], D / D.mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_transport_plans_are_shown_as_shares_of_rows(run: Run, changed: Make) -> None:
+    plan = np.stack([np.eye(3) / 3] * 3)
+    plan[1, 2] = plan[1, :, 2] = np.nan
+    plan[1] *= 3 / 2
+    present = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
+    figure = structures(changed(run, final={"plan": plan, "P_present": present}))
+    figure.draw_without_rendering()
+    panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert len(panels) == 7
+    for panel in panels[4:]:
+        np.testing.assert_allclose(np.ma.compressed(panel).sum(), np.isfinite(np.diag(panel.filled(np.nan))).sum())
