@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mfedpba_mpi.engine.api import simulate
     from mfedpba_mpi.engine.monitors import EarlyStopping, JsonLines, PrintProgress
     from mfedpba_mpi.engine.observers import Observer
-    from mfedpba_mpi.engine.trained import load_clients
+    from mfedpba_mpi.engine.trained_clients import load_clients
     from mfedpba_mpi.methods.base import Client, Method, Server
     from mfedpba_mpi.methods.heads import HeadClient, HeadMethod, HeadServer, average_heads
     from mfedpba_mpi.methods.params import Parameters
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 _HOMES = {
     # run simulations and read their logs
     "RunConfig": "config.run_config", "simulate": "engine.api", "load_run": "records.run", "Run": "records.run",
-    "load_clients": "engine.trained", "Partition": "data.partition",
+    "load_clients": "engine.trained_clients", "Partition": "data.partition",
     # follow a run
     "Observer": "engine.observers", "EarlyStopping": "engine.monitors", "JsonLines": "engine.monitors",
     "PrintProgress": "engine.monitors",

@@ -22,7 +22,7 @@ from mfedpba_mpi import Run, load_run, plugins  # noqa: E402
 from mfedpba_mpi.comm.serial import SerialComm  # noqa: E402
 from mfedpba_mpi.config.run_config import RunConfig, make_config  # noqa: E402
 from mfedpba_mpi.data.catalog import LOADERS  # noqa: E402
-from mfedpba_mpi.data.sealed import open_image, seal  # noqa: E402
+from mfedpba_mpi.data.seal import open_image, seal  # noqa: E402
 from mfedpba_mpi.data.sources import resolve  # noqa: E402
 from mfedpba_mpi.engine.loop import run_rounds  # noqa: E402
 from mfedpba_mpi.engine.signals import SIGNALS, Stop  # noqa: E402

@@ -18,7 +18,7 @@ LAYERS = [
     ["errors", "files", "rng", "plugins", "engine.signals"],
     ["config.fields"],
     ["data.catalog"],
-    ["data.partition", "data.partition_file", "data.sealed", "data.store"],  # files, whatever the settings
+    ["data.partition", "data.partition_file", "data.seal", "data.store"],  # files, whatever the settings
     ["models.architecture", "methods.params"],  # what there is, without torch
     ["config"],
     ["comm"],

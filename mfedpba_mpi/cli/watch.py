@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from mfedpba_mpi.watch.watched import WatchedRun, WatchedStudy
+    from mfedpba_mpi.watch.views import WatchedRun, WatchedStudy
 
 _SECONDS = 1.0  # between updates
 _ASCII = dict.fromkeys(range(0x2801, 0x2900), "*") | dict.fromkeys(range(0x2581, 0x2590), "#")
@@ -47,7 +47,7 @@ def find(path: Path) -> WatchedRun | WatchedStudy:
     """The run or the study at a path, after one reading."""
     from mfedpba_mpi.records.run import LOG_NAME, in_full
     from mfedpba_mpi.studies.study_file import FILE
-    from mfedpba_mpi.watch.watched import WatchedRun, WatchedStudy
+    from mfedpba_mpi.watch.views import WatchedRun, WatchedStudy
 
     directory = in_full(path.parent if path.name in (LOG_NAME, FILE) and path.is_file() else path)
     watched = WatchedStudy(directory) if (directory / FILE).is_file() else WatchedRun(directory)

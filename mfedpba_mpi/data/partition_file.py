@@ -27,7 +27,7 @@ import numpy as np
 
 from mfedpba_mpi.data.catalog import Dataset, printable
 from mfedpba_mpi.data.partition import Partition, numbered
-from mfedpba_mpi.data.sealed import open_image
+from mfedpba_mpi.data.seal import open_image
 from mfedpba_mpi.data.store import encode_text, get, member, new_file, open_file, put, reading
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.files import write_text

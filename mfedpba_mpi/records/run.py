@@ -1,4 +1,4 @@
-"""Reading the log of a run, finished or still running. `data/sealed.py` describes how the log detects damage."""
+"""Reading the log of a run, finished or still running. `data/seal.py` describes how the log detects damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.data.partition import Partition
-from mfedpba_mpi.data.sealed import open_image
+from mfedpba_mpi.data.seal import open_image
 from mfedpba_mpi.errors import UserError
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ import torch
 
 from mfedpba_mpi import __version__, plugins
 from mfedpba_mpi.comm.devices import compute_kind
-from mfedpba_mpi.data.sealed import open_image, seal
+from mfedpba_mpi.data.seal import open_image, seal
 from mfedpba_mpi.engine.observers import End, Observer, Round, Start
 from mfedpba_mpi.errors import COMPLETE, RUNNING, RunError
 from mfedpba_mpi.files import replacing

@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from mfedpba_mpi import Observer, load_run
 from mfedpba_mpi.comm.serial import SerialComm
-from mfedpba_mpi.data.sealed import open_image, seal
+from mfedpba_mpi.data.seal import open_image, seal
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.export import event_files, named, table_files, write

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from mfedpba_mpi.data.sealed import seal
+from mfedpba_mpi.data.seal import seal
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import LOG_NAME, Run
 from mfedpba_mpi.report.study_figures import client_table, convergence, figures_of, panels, runs_by_method

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from mfedpba_mpi import Run
 from mfedpba_mpi.cli.watch import rendered
-from mfedpba_mpi.data.sealed import open_image, seal
+from mfedpba_mpi.data.seal import open_image, seal
 from mfedpba_mpi.errors import RUNNING
 from mfedpba_mpi.records.run import LOG_NAME
 from mfedpba_mpi.records.status import RunState
-from mfedpba_mpi.watch.watched import WatchedRun
+from mfedpba_mpi.watch.views import WatchedRun
 
 STUDY = """
 title = "Small"

@@ -15,7 +15,7 @@ from mfedpba_mpi.errors import COMPLETE, INTERRUPTED, RUNNING, WAITING
 from mfedpba_mpi.records.lock import LOCK_NAME, locked
 from mfedpba_mpi.records.run import LOG_NAME
 from mfedpba_mpi.records.status import STALLED, STARTING, RunState
-from mfedpba_mpi.watch.watched import Row, time_left
+from mfedpba_mpi.watch.views import Row, time_left
 from tests.watch.examples import set_attributes, shown, study_at
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from mfedpba_mpi.data.sealed import BLOCK, open_image, seal
+from mfedpba_mpi.data.seal import BLOCK, open_image, seal
 
 
 @pytest.fixture
