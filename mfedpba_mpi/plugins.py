@@ -105,8 +105,8 @@ def restore(entries: Sequence[Mapping[str, str]]) -> list[str]:
         if name not in LOADED and not moved:
             if not os.path.isfile(name):
                 raise UserError(
-                    f"plugin: the run was started with {name}, which no longer exists; give its new path with "
-                    "--plugin FILE.py"
+                    f"plugin: the run was started with {name}, which no longer exists; give its new path, "
+                    f"which must end in {os.path.basename(name)}, with --plugin FILE.py"
                 )
             load(name)
         loaded = name if name in LOADED else moved[0]

@@ -65,6 +65,11 @@ def _runs_in(path: Path) -> list[Path]:
     from mfedpba_mpi.studies.study_file import FILE, read_study
 
     if not (path / FILE).is_file():
+        if path.is_dir() and not (path / LOG_NAME).is_file():
+            raise UserError(
+                f"export: {path} contains neither {LOG_NAME} nor {FILE}; give the directories of runs, for example "
+                f"{path}/*/, or of a study"
+            )
         return [path]
     started = [path / key.path for key in read_study(path / FILE).run_keys() if (path / key.path / LOG_NAME).exists()]
     if not started:

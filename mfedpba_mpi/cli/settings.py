@@ -10,10 +10,10 @@ import click
 
 from mfedpba_mpi.cli.paths import PathType, check_data_dir, data_dir_option
 from mfedpba_mpi.config.assignments import parse_assignment
+from mfedpba_mpi.config.fault_tolerance import FaultTolerance
 from mfedpba_mpi.config.fields import check, fields_of, flag_of, kind_of
 from mfedpba_mpi.config.presets import default_of
 from mfedpba_mpi.config.run_config import RunConfig, make_config, read_toml
-from mfedpba_mpi.engine.launch import FaultTolerance
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import MFedPBAParameters
 
@@ -72,7 +72,9 @@ def _click_arguments(cls: type, name: str) -> dict[str, Any]:
 
 
 def _default_text(name: str, default: Any) -> str:
-    return f"  [default: {default_of(name, default)}]" if default else ""  # the help text explains what 0 means
+    if not default or default is True:  # the help text explains what 0 means, and flags show what they do
+        return ""
+    return f"  [default: {default_of(name, default)}]"
 
 
 def run_settings(function: Function) -> Function:

@@ -32,7 +32,10 @@ def study_options(function: Function) -> Function:
                 help="change a setting, or the values of a list in [cross]: --set rounds=50 --set seed=0,1",
             ),
             click.option("--ranks", type=int, metavar="N", help="ranks of each run, at most K + 1  [default: 1]"),
-            click.option("--out", type=PathType, metavar="DIR", help="directory of the study  [default: runs/<study>]"),
+            click.option(
+                "--out", type=PathType, metavar="DIR",
+                help="directory of the study  [default: runs/<study>; with --quick runs/<study>-quick]",
+            ),
             data_dir_option,
         )
     ):  # fmt: skip

@@ -17,13 +17,14 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS, owners
 
 
-def full_name(name: str, settings: Collection[str], methods: Collection[str]) -> str:
+def full_name(name: str, settings: Collection[str], methods: Collection[str], axes: Collection[str] = ()) -> str:
     """The full name of a setting, e.g. ``feature_dim`` or ``mfedpba.tau``; a UserError if there is none.
 
     Parameters
     ----------
     settings : names of the settings that belong to no method.
     methods : methods whose parameters may be given by their bare names: the run's, or all methods of a study.
+    axes : the lists of a study, for the hint in the error.
     """
     plain = name.replace("-", "_")
     if plain in settings:
@@ -41,7 +42,9 @@ def full_name(name: str, settings: Collection[str], methods: Collection[str]) ->
         return f"{method}.{parameter.replace('-', '_')}"
     having = owners(plain)
     if not having:
-        hint = nearest(plain, [*settings, *METHODS, *(name for cls in METHODS.values() for name in fields_of(cls))])
+        hint = nearest(
+            plain, [*axes, *settings, *METHODS, *(name for cls in METHODS.values() for name in fields_of(cls))]
+        )
         raise UserError(f"unknown setting {shown(name)}{hint}; see `mfedpba-mpi run --help` and `mfedpba-mpi methods`")
     meant = [method for method in having if method in methods]
     if len(meant) == 1:

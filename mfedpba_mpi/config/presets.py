@@ -27,4 +27,6 @@ def preset_of(dataset: str) -> Mapping[str, Any]:
 
 def default_of(name: str, default: Any) -> str:
     """The text of the default of a setting or parameter; "" if there is nothing to show."""
-    return "by dataset" if name in preset_of("youtube") else "" if default in (None, (), "") else str(default)
+    if name in preset_of("youtube"):
+        return "by dataset"
+    return "" if default in (None, (), "") else f"{default:g}" if isinstance(default, float) else str(default)

@@ -41,7 +41,7 @@ class RunConfig:
     method: str = option("mfedpba", "method", choices=METHODS, group=PROBLEM)
     partition: str = option(
         "",
-        "modalities per client: two, one or more, one [default: m2 if K = M, m1+ if K > M]; or a partition in a "
+        "modalities per client: two, one or more, one [default: m2 if K <= M, m1+ if K > M]; or a partition in a "
         "FILE.csv or FILE.h5, which may be the run.h5 of another run",
         choices=("m2", "m1+", "m1"), files=PARTITION_FILES, group=PROBLEM,
     )  # fmt: skip
@@ -62,7 +62,9 @@ class RunConfig:
         low=0, high=0.3, group=PROBLEM,
     )  # fmt: skip
     seed: int = option(0, "random seed  [default: 0]", low=0, high=2**63 - 1, group=PROBLEM)
-    allow_synthetic: bool = option(True, "whether to use a synthetic stand-in if the data are missing", group=PROBLEM)
+    allow_synthetic: bool = option(
+        True, "whether to use a synthetic stand-in if the data are missing  [default: allowed]", group=PROBLEM
+    )
     samples: int | None = option(None, "samples, for --dataset synthetic  [default: 2000]", low=16, group=PROBLEM)
     classes: int | None = option(None, "classes, for --dataset synthetic  [default: 10]", low=2, group=PROBLEM)
     dims: tuple[int, ...] | None = option(

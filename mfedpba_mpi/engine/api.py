@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mfedpba_mpi.comm.launcher import launcher_rank_and_size, mpi_is_up
+from mfedpba_mpi.config.fault_tolerance import FaultTolerance
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.catalog import default_data_dir
-from mfedpba_mpi.engine.launch import FaultTolerance, abort_all, claim, join_ranks, run_rank
+from mfedpba_mpi.engine.launch import abort_all, claim, join_ranks, run_rank
 from mfedpba_mpi.engine.signals import Stop
 from mfedpba_mpi.errors import Ended, EndedByObserver, SyntheticDataWarning, UserError, describe_error
 

@@ -71,7 +71,8 @@ class Screen(Observer):
         if not start.shards.resolve().is_relative_to(start.data_dir):
             self.console.print(f"(shards are in {escape(str(start.shards.parent.parent))})")
         workers = len(start.ranks) - 1
-        where = f"server on rank 0, clients on ranks 1 to {workers}" if workers else "one process"
+        ranks = "rank 1" if workers == 1 else f"ranks 1 to {workers}"
+        where = f"server on rank 0, clients on {ranks}" if workers else "one process"
         kinds = Counter(start.environment["devices"])
         devices = ", ".join(kind if len(kinds) == 1 else f"{n} x {kind}" for kind, n in kinds.items())
         log = escape(str(self.directory / LOG_NAME))

@@ -31,9 +31,10 @@ from mfedpba_mpi.comm.devices import set_up
 from mfedpba_mpi.comm.launcher import available_cores, launcher_rank_and_size
 from mfedpba_mpi.comm.layout import Layout
 from mfedpba_mpi.comm.serial import SerialComm
+from mfedpba_mpi.config.fault_tolerance import FaultTolerance
 from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.data.sources import resolve
-from mfedpba_mpi.engine.launch import FaultTolerance, init_mpi, make_comm
+from mfedpba_mpi.engine.launch import init_mpi, make_comm
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.observers import End, Observer
 from mfedpba_mpi.errors import PROGRAM, RunError, UserError

@@ -35,7 +35,7 @@ def report(plan: Plan) -> Iterator[str | Table]:
         largest, total = f"{memory.max() / 1e6:.0f} MB", f"{memory.sum() / 1e9:.2f} GB"
         rows.append((node, label, sum(map(len, ranks)), largest, total, gpu_memory))
     yield table(["node", "ranks", "clients", "largest rank", "all ranks", "fullest GPU"], _shortened(rows))
-    yield f"payload a round: {bytes_of(plan.up)} up, {bytes_of(plan.down)} down (exact)" + (
+    yield f"payload per round: {bytes_of(plan.up)} up, {bytes_of(plan.down)} down (exact)" + (
         f"; in the last round {bytes_of(plan.last_up)} up, {bytes_of(plan.last_down)} down"
         if (plan.up, plan.down) != (plan.last_up, plan.last_down)
         else ""
@@ -56,7 +56,7 @@ def report(plan: Plan) -> Iterator[str | Table]:
     )
     yield (
         f"measured on this machine: {plan.rates.sampled} of {count(problem.K, 'client')}, the server "
-        f"({plan.rates.server:.2g} s a round), packing of messages ({plan.rates.comm:.1g} s a round), memory of a "
+        f"({plan.rates.server:.2g} s per round), packing of messages ({plan.rates.comm:.1g} s per round), memory of a "
         f"process ({plan.rates.process / 1e6:.0f} MB)"
     )
     assumptions = ["the other clients, from their networks and samples"] * (plan.rates.sampled < problem.K)

@@ -12,8 +12,8 @@ resumed run continues the log in its checkpoint, so no round is logged twice and
                      (of the program), status ("running", "complete", "interrupted", "failed"), reason, ranks, mpi,
                      hosts, torch, numpy, cpu (vendor and instruction set), device (the kinds used), devices (JSON: type
                      and model of every rank's device), threads, started, modalities, classes, seconds_setup (set-up
-                     time of the slowest rank), resumed (JSON: for every resume the round, time, hosts, number of ranks
-                     and devices), plugins (JSON: file and sha256 of each plugin)
+                     time of the slowest rank), resumed (JSON: for every resume the round, time, hosts, number of ranks,
+                     devices, and the plugins used before), plugins (JSON: file and sha256 of each plugin)
     /warnings/       round (n,), text (n,): every warning with the round that it concerns (0: before the first)
     /rounds/         one row per round, T rows so far
         accuracy, correct, tested (T, K)    NaN and -1 in rounds without evaluation
@@ -89,10 +89,12 @@ class RunLog(Observer):
         if start.log:
             # the configuration can differ in the number of rounds only
             file.attrs.update(config=start.problem.config.to_json(), status=RUNNING)
-            file.attrs["plugins"] = plugins.to_json(default=file.attrs.get("plugins", "[]"))
+            before = file.attrs.get("plugins", "[]")
+            file.attrs["plugins"] = plugins.to_json(default=before)
             resumed = {
                 "round": start.finished, "ranks": start.environment["ranks"], "hosts": start.environment["hosts"],
                 "devices": start.environment["devices"], "started": time.strftime(TIME),
+                "plugins_before": json.loads(before),
             }  # fmt: skip
             file.attrs["resumed"] = json.dumps([*json.loads(file.attrs["resumed"]), resumed])
         self._labels = start.store.labels()

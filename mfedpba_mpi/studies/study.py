@@ -136,7 +136,7 @@ class Study:
     def full_name(self, name: str) -> str:
         """The full name of a setting (see `config.assignments`); `name` unchanged if it is unknown or ambiguous."""
         try:
-            return full_name(name, _setting_names(), self.methods)
+            return full_name(name, _setting_names(), self.methods, self.axes)
         except UserError:
             return name
 

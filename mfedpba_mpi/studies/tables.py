@@ -216,7 +216,7 @@ def difference_table(study: Study, values: Sequence[RunValue], measure: Measure,
     axis = study.layout.columns or next(iter(study.layout.rows), "")
     labels = [value.label for value in study.axes[axis]] if axis else []
     if column not in labels:
-        raise unknown("against", column, labels)
+        raise unknown("column", column, labels)
 
     def other_labels(key: RunKey) -> tuple[str, ...]:
         return tuple(label for name, label in key.labels.items() if name != axis)

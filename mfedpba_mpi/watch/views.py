@@ -59,7 +59,9 @@ class WatchedStudy:
         """The view of the study as lines of text."""
         rows = list(self._rows.values())
         active = [row for row in rows if not row.state.ended and row.state.status != WAITING]
-        ended = sorted((row for row in rows if row.state.ended), key=lambda row: row.changed)[-_MAX_ENDED:]
+        ended = sorted((row for row in rows if row.state.ended), key=lambda row: row.changed)
+        hidden = max(0, len(ended) - _MAX_ENDED)
+        ended = ended[hidden:]
         remarks = sorted({row.remark for row in rows if row.remark})
         left = time_left(rows)
         top = flow(
@@ -75,10 +77,10 @@ class WatchedStudy:
         shown = [*active, *reversed(ended)]
         parts = zip(*(row.path.parts for row in rows), strict=True)
         differing = [i for i, part in enumerate(parts) if len(set(part)) > 1]
-        lines = [*top, *_table(shown, differing, width, table_height)]
+        lines = [*top, *_table(shown, hidden, differing, width, table_height)]
         rows_by_reason = {row.state.reason: row for row in reversed(shown) if row.state.reason}  # every reason once
         reasons = [(f"{row.path}: {reason}", styled(row.state.status)[1]) for reason, row in rows_by_reason.items()]
-        free = table_height - len(shown)
+        free = table_height - len(shown) - bool(hidden)
         lines += flow_each(reasons, width)[: max(0, min(3, free) if run else free)]
         if run:
             path = str(run.path.parent.relative_to(self.directory))
@@ -131,13 +133,15 @@ def time_left(rows: Sequence[Row]) -> float:
     return remaining * sum(complete) / len(complete) / concurrent
 
 
-def _table(rows: Sequence[Row], differing: Sequence[int], width: int, height: int) -> list[Line]:
+def _table(rows: Sequence[Row], hidden: int, differing: Sequence[int], width: int, height: int) -> list[Line]:
     """One line per run, as many as fit. Long paths are cut at the start.
 
-    `differing` are the indices of the path components that are not the same in all runs.
+    `hidden` further runs are only counted. `differing` are the indices of the path components that are not the same in
+    all runs.
     """
-    max_rows = height if len(rows) <= height else max(0, height - 1)
-    more: list[Line] = [[(f"and {len(rows) - max_rows} more", "dim")]] if len(rows) > max_rows else []
+    max_rows = len(rows) if len(rows) + bool(hidden) <= height else max(0, height - 1)
+    omitted = len(rows) - max_rows + hidden
+    more: list[Line] = [[(f"and {omitted} more", "dim")]] if omitted else []
     rows = rows[:max_rows]
     paths = [str(row.path) for row in rows]
     columns = [[row.state.status for row in rows], [row.state.progress for row in rows]]

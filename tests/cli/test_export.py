@@ -87,7 +87,7 @@ def test_a_missing_package_is_an_error_with_the_fix(option, package, tmp_path, m
 def test_a_format_and_a_run_are_required(tmp_path):
     with pytest.raises(UserError, match="choose --csv DIR, --parquet DIR or --tensorboard DIR"):
         call(tmp_path)
-    with pytest.raises(UserError, match="no run at"):
+    with pytest.raises(UserError, match=r"contains neither run\.h5 nor study\.toml"):
         call(tmp_path, "--csv", tmp_path / "out")
 
 

@@ -16,8 +16,8 @@ from mfedpba_mpi.cli.settings import (
     read_settings,
     run_settings,
 )
+from mfedpba_mpi.config.fault_tolerance import FaultTolerance
 from mfedpba_mpi.data.catalog import CATALOG
-from mfedpba_mpi.engine.launch import FaultTolerance
 from mfedpba_mpi.errors import UserError
 from tests.config.strategies import outcome, valid_settings
 from tests.properties import examples

@@ -7,7 +7,8 @@ import pytest
 
 from mfedpba_mpi import Partition, RunConfig, load_run, simulate
 from mfedpba_mpi.comm.serial import SerialComm
-from mfedpba_mpi.engine.launch import FaultTolerance, run_rank
+from mfedpba_mpi.config.fault_tolerance import FaultTolerance
+from mfedpba_mpi.engine.launch import run_rank
 from mfedpba_mpi.engine.resume import extended, stored_run
 from mfedpba_mpi.engine.setup import prepare
 from mfedpba_mpi.engine.signals import Stop
