@@ -136,7 +136,7 @@ class Study:
     def full_name(self, name: str) -> str:
         """The full name of a setting (see `config.assignments`); `name` unchanged if it is unknown or ambiguous."""
         try:
-            return full_name(name, _setting_names(), self.methods, self.axes)
+            return full_name(name, _setting_names(), self.methods)
         except UserError:
             return name
 
@@ -199,7 +199,7 @@ class Study:
         load_defaults()
         try:
             for name in self._names():
-                full_name(name, _setting_names(), self.methods)
+                full_name(name, _setting_names(), self.methods, [axis for axis in self.axes if axis != name])
         except UserError as error:
             raise UserError(f"study {self.name}: {error}") from None
         runs: dict[Path, StudyRun] = {}
