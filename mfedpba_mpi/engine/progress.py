@@ -67,7 +67,7 @@ class Screen(Observer):
             )
         if start.store.origin == "synthetic" and info.name != "synthetic":
             where = escape(str(start.data_dir))
-            self.console.print(f"(no {info.name}.h5 in {where}; import the real data with `mfedpba-mpi data import`)")
+            self.console.print(f"(no {info.name}.h5 in {where}; import the real data with `data import {info.name} --from PATH`)")
         if not start.shards.resolve().is_relative_to(start.data_dir):
             self.console.print(f"(shards are in {escape(str(start.shards.parent.parent))})")
         workers = len(start.ranks) - 1
