@@ -67,7 +67,8 @@ class Screen(Observer):
             )
         if start.store.origin == "synthetic" and info.name != "synthetic":
             where = escape(str(start.data_dir))
-            self.console.print(f"(no {info.name}.h5 in {where}; import the real data with `data import {info.name} --from PATH`)")
+            command = f"data import {info.name} --from PATH"
+            self.console.print(f"(no {info.name}.h5 in {where}; import the real data with `{command}`)")
         if not start.shards.resolve().is_relative_to(start.data_dir):
             self.console.print(f"(shards are in {escape(str(start.shards.parent.parent))})")
         workers = len(start.ranks) - 1
