@@ -3,6 +3,7 @@
 * ours: `Client.update` of the method, with everything a run does (shuffling, loss terms for the log, prototypes).
 * plain: indexing, forward, loss, autograd backward, foreach SGD, and a pass for the prototypes, on the same networks
   and batches; well written, but not optimised further.
+* clipped: ours with ``--clip``.
 * floor: only the matrix products of training: forward, weight gradient and, except for the first layer, input gradient,
   with preallocated outputs. Only for networks of Linear layers.
 
@@ -46,18 +47,26 @@ def run() -> Iterator[Case]:
     dnn = {m: Architecture("DNN", HIDDEN) for m in range(6)}
     for name, method, owned in (("fedproto-m1", "fedproto", single), ("mfedpba-m2", "mfedpba", PAIRS)):
         clients, inbox = federation(method, WIDTHS, owned, dnn)
-        yield Case("client", name, interleaved({**ours_and_plain(method, clients, inbox), "floor": floor(clients)}))
+        clipped = federation(method, WIDTHS, owned, dnn, clip=1.0)
+        loops = {**ours_and_plain(method, clients, inbox), "clipped": ours(*clipped), "floor": floor(clients)}
+        yield Case("client", name, interleaved(loops))
     for family, (architecture, widths) in FAMILIES.items():
-        clients, inbox = federation("mfedpba", widths, [(0,), (1,), (2,)], dict.fromkeys(range(3), architecture))
-        yield Case("client", f"mfedpba-{family}", interleaved(ours_and_plain("mfedpba", clients, inbox), repeats=5))
+        networks, owned = dict.fromkeys(range(3), architecture), [(0,), (1,), (2,)]
+        loops = ours_and_plain("mfedpba", *federation("mfedpba", widths, owned, networks))
+        loops["clipped"] = ours(*federation("mfedpba", widths, owned, networks, clip=1.0))
+        yield Case("client", f"mfedpba-{family}", interleaved(loops, repeats=5))
 
 
 def federation(
-    method: str, widths: Sequence[int], owned: Sequence[tuple[int, ...]], networks: dict[int, Architecture]
+    method: str,
+    widths: Sequence[int],
+    owned: Sequence[tuple[int, ...]],
+    networks: dict[int, Architecture],
+    clip: float = 0.0,
 ) -> tuple[list[Client], dict[str, Tensor]]:
     """Return clients with random data, and a random reply of the server."""
     info = Dataset("synthetic", 10_000, C, tuple(Modality(f"M{m}", "A", w) for m, w in enumerate(widths)))
-    given = {"dataset": "synthetic", "method": method, "feature_dim": D, "epochs": E, "batch_size": B}
+    given = {"dataset": "synthetic", "method": method, "feature_dim": D, "epochs": E, "batch_size": B, "clip": clip}
     config = fit_to_data(make_config({**given, "clients": len(owned), "partition": "m1+"}), info)
     rng = generator(0, "benchmark")
     labels = np.arange(N + 10) % C
@@ -82,15 +91,21 @@ def ours_and_plain(method: str, clients: Sequence[Client], inbox: dict[str, Tens
     """Return a round of our clients, and one of `PlainClient`s."""
     loops = [PlainClient(client, method, inbox) for client in clients]
 
-    def ours() -> None:
-        for client in clients:
-            client.update(1, 0, inbox)
-
     def plain() -> None:
         for loop in loops:
             loop.round()
 
-    return {"ours": ours, "plain": plain}
+    return {"ours": ours(clients, inbox), "plain": plain}
+
+
+def ours(clients: Sequence[Client], inbox: dict[str, Tensor]) -> Callable[[], None]:
+    """Return a round of our clients."""
+
+    def update() -> None:
+        for client in clients:
+            client.update(1, 0, inbox)
+
+    return update
 
 
 class PlainClient:

@@ -23,7 +23,7 @@ from mfedpba_mpi.models.architecture import FAMILIES
 from mfedpba_mpi.plugins import load_defaults
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
-ADDED = ("allow_synthetic",)  # missing in logs of older versions, which behaved as with the default
+ADDED = ("allow_synthetic", "clip")  # missing in logs of older versions, which behaved as with the default
 HARMLESS = ("allow_synthetic",)  # does not change results
 OPEN = {"clients": 0, "partition": ""}  # placeholders for values that depend on the data, see `fit_to_data`
 PARTITION_FILES = (".csv", ".h5")
@@ -88,6 +88,9 @@ class RunConfig:
 
     rounds: int = option(100, "communication rounds T", low=1, group=TRAINING)
     lr: float = option(0.01, "client learning rate (plain SGD)", above=0, group=TRAINING)
+    clip: float = option(
+        0.0, "maximum joint gradient norm of a client's SGD step (0: no clipping)", low=0, group=TRAINING
+    )
     epochs: int = option(2, "local epochs E per round", low=1, group=TRAINING)
     batch_size: int = option(12, "mini-batch size", low=2, group=TRAINING)
     participation: float = option(1.0, "share of clients sampled in each round", above=0, high=1, group=TRAINING)

@@ -25,11 +25,11 @@ from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import UserError, check_finite
 from mfedpba_mpi.methods.state import Stateful
-from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows
+from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows, clip_gradients
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.inputs import modality_rows
-from mfedpba_mpi.models.manual_sgd import training_pass
+from mfedpba_mpi.models.manual_sgd import Pass, training_pass
 from mfedpba_mpi.rng import generator, seeded
 
 MIN_BATCHNORM_BATCH = 4  # smallest last batch if the model has BatchNorm, see `Client.epoch`
@@ -183,6 +183,7 @@ class Client(Stateful, ABC):
         if gradients are tracked.
         """
         lr, passes = self.rates()[0], [training_pass(extractor) for extractor in self.model.extractors]
+        clip = self.config.clip
         means = torch.zeros(len(self.terms), device=self.device)
         gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
@@ -194,6 +195,9 @@ class Client(Stateful, ABC):
             with torch.no_grad() if uses_autograd else torch.inference_mode():
                 for batch, rows, xs in gradients.watch(epoch.batches()) if gradients else epoch.batches():
                     Z = torch.stack([extractor.forward(x) for extractor, x in zip(passes, xs, strict=True)])
+                    if clip:
+                        self._clipped_step(loss, passes, loss.gradient(batch, rows, Z), lr, clip)
+                        continue
                     gZ = loss.step(batch, rows, Z)
                     for extractor, g in zip(passes, gZ, strict=True):
                         if extractor.trainable:
@@ -203,6 +207,19 @@ class Client(Stateful, ABC):
         self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
             check_finite(f"client {self.k}, round {t}: loss term {term}", value, "lower --lr")
+
+    @staticmethod
+    def _clipped_step(loss: Loss, passes: Sequence[Pass], gZ: Tensor, lr: float, max_norm: float) -> None:
+        """An SGD step of everything that the client trains, with a joint gradient norm of at most `max_norm`."""
+        leaves: list[Pass] = []
+        for extractor, g in zip(passes, gZ, strict=True):
+            if extractor.trainable:
+                extractor.gradient(g, needs_input_grad=False)
+                leaves += extractor.leaves() if lr else []
+        factor = clip_gradients([loss, *leaves], max_norm)
+        loss.update(factor)
+        for leaf in leaves:
+            leaf.step(factor * lr)
 
     def uploaded_classes(self) -> Tensor:
         """(C,) bool: this client uploads its prototype of class c, see `Problem.uploaded_classes`."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.models.client_model import Rows
 from mfedpba_mpi.models.inputs import DenseRows, SparseRows
-from mfedpba_mpi.models.manual_sgd import step_linear
+from mfedpba_mpi.models.manual_sgd import Pass, norm2_linear, norm2_of, step_linear
 
 if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Client
@@ -77,8 +77,8 @@ class Loss(ABC):
     uses_autograd: ClassVar[bool] = False
 
     @abstractmethod
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
-        """Update all trainable parameters except the extractors', and return the gradient dL/dZ.
+    def gradient(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+        """Store the gradients of all trainable parameters except the extractors', and return the gradient dL/dZ.
 
         Parameters
         ----------
@@ -86,6 +86,24 @@ class Loss(ABC):
         rows : rows of the batch within the epoch.
         Z : (|M_k|, b, d) features of the batch.
         """
+
+    @abstractmethod
+    def update(self, factor: float = 1.0) -> None:
+        """Make an SGD step with the stored gradients, times `factor`."""
+
+    @abstractmethod
+    def norm2(self) -> Tensor:
+        """Squared norm of the stored gradients, a scalar."""
+
+    @abstractmethod
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the stored gradients by a scalar tensor."""
+
+    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+        """`gradient`, then `update`."""
+        gZ = self.gradient(number, rows, Z)
+        self.update()
+        return gZ
 
     @abstractmethod
     def means(self) -> Tensor:
@@ -106,15 +124,25 @@ class AutogradLoss(Loss):
         self.parameters = [p for group, _ in self.groups for p in group]
         self.terms: list[Tensor] = []
 
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+    def gradient(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         with torch.enable_grad():
             loss, terms = self.function(number, rows, Z.requires_grad_())
-            gZ, *gradients = torch.autograd.grad(loss, [Z, *self.parameters], materialize_grads=True)
-        for group, lr in self.groups:
-            sgd_step(group, gradients[: len(group)], lr)
-            del gradients[: len(group)]
+            gZ, *self.gradients = torch.autograd.grad(loss, [Z, *self.parameters], materialize_grads=True)
         self.terms.append(torch.stack(tuple(terms)).detach())
         return gZ
+
+    def update(self, factor: float = 1.0) -> None:
+        start = 0
+        for group, lr in self.groups:
+            sgd_step(group, self.gradients[start : start + len(group)], factor * lr)
+            start += len(group)
+
+    def norm2(self) -> Tensor:
+        trained = [lr > 0 for group, lr in self.groups for _ in group]
+        return norm2_of([g for g, is_trained in zip(self.gradients, trained, strict=True) if is_trained])
+
+    def scale(self, factor: Tensor) -> None:
+        self.gradients = [g * factor for g in self.gradients]
 
     def means(self) -> Tensor:
         return torch.stack(self.terms).mean(0)
@@ -140,18 +168,26 @@ class HeadLoss(Loss):
         self.Z: list[Tensor] = []  # features and logits of all batches so far
         self.logits: list[Tensor] = []
 
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+    def gradient(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         z = self.model.fuse(Z)
-        flat = z.flatten(0, 1)
+        self.flat = flat = z.flatten(0, 1)
         logits = torch.addmm(self.b, flat, self.W_t).view(z.shape[0], z.shape[1], -1)
         self.Z.append(Z)
         self.logits.append(logits)
         g = logits.softmax(-1).sub_(self.Y[rows]).div_(flat.shape[0])
-        g = self.on_logits(number, rows, logits, g).flatten(0, 1)
+        self.g = g = self.on_logits(number, rows, logits, g).flatten(0, 1)
         gz = self.on_fused(number, rows, z, g.mm(self.W).view_as(z))
-        if self.trains:
-            step_linear(self.W, self.b, flat, g, self.lr)
         return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
+
+    def update(self, factor: float = 1.0) -> None:
+        if self.trains:
+            step_linear(self.W, self.b, self.flat, self.g, factor * self.lr)
+
+    def norm2(self) -> Tensor:
+        return norm2_linear(self.flat, self.g) if self.trains and self.lr else self.g.new_zeros(())
+
+    def scale(self, factor: Tensor) -> None:
+        self.g = self.g * factor
 
     def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
         """Add further terms to the gradient g (items, b, C) of the logits."""
@@ -183,6 +219,21 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """L_ce: mean cross-entropy over all items, for logits (items, B, C) and classes y (B,)."""
     items = logits.shape[0]
     return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items))
+
+
+def clip_gradients(parts: Sequence[Loss | Pass], max_norm: float) -> float:
+    """Bound the joint norm of the stored gradients, as `clip_grad_norm_` of torch does.
+
+    On a GPU the gradients are scaled there, without a host synchronisation, and the result is 1. On the CPU the result
+    is the factor by which the step is to be multiplied, so that a step that needs no clipping keeps its bits.
+    """
+    norm = torch.stack([part.norm2() for part in parts]).sum().sqrt()
+    if norm.device.type == "cpu":
+        return min(1.0, max_norm / (norm.item() + 1e-6))
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for part in parts:
+        part.scale(factor)
+    return 1.0
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ weights, and tests compare the two.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -53,8 +53,8 @@ class Pass(ABC):
         """Compute the layer's output and store what `backward` needs."""
 
     @abstractmethod
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        """Update the weights, w <- w - lr dL/dw, and return the gradient with respect to the input.
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        """Store what `step` needs, and return the gradient with respect to the input.
 
         Parameters
         ----------
@@ -62,6 +62,28 @@ class Pass(ABC):
             last layer of every extractor, and modalities may share the memory of its `g`.
         needs_input_grad : if false, the return value is undefined.
         """
+
+    def step(self, lr: float) -> None:
+        """Update the weights, w <- w - lr dL/dw, with the gradient of the last call of `gradient`."""
+        assert not self.trainable
+
+    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+        """`gradient`, then `step`, layer by layer."""
+        gx = self.gradient(g, needs_input_grad)
+        self.step(lr)
+        return gx
+
+    def leaves(self) -> list[Pass]:
+        """The passes that have weights themselves."""
+        return [self] if self.trainable else []
+
+    def norm2(self) -> Tensor:
+        """||dL/dw||^2 of the stored gradient, a scalar; only for `leaves`."""
+        raise AssertionError(f"{type(self).__name__} has no weights of its own")
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the stored gradient by a scalar tensor; only for `leaves`."""
+        raise AssertionError(f"{type(self).__name__} has no weights of its own")
 
 
 def step_linear(W: Tensor, b: Tensor, x: Tensor, g: Tensor, lr: float) -> None:
@@ -76,6 +98,11 @@ def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(n, dtype=dtype, device=device)
 
 
+def norm2_linear(x: Tensor, g: Tensor) -> Tensor:
+    """||dW||_F^2 + ||db||^2 = <g g^T, x x^T + 1> of `step_linear`, without building dW = g^T x."""
+    return torch.dot(g.mm(g.t()).view(-1), x.mm(x.t()).add_(1).view(-1))
+
+
 class LinearPass(Pass):
     """y = x W^T + b."""
 
@@ -87,10 +114,18 @@ class LinearPass(Pass):
         self.x = x
         return torch.addmm(self.b, x, self.W_t)
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        gx = g.mm(self.W) if needs_input_grad else g
-        step_linear(self.W, self.b, self.x, g, lr)
-        return gx
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        self.g = g
+        return g.mm(self.W) if needs_input_grad else g
+
+    def step(self, lr: float) -> None:
+        step_linear(self.W, self.b, self.x, self.g, lr)
+
+    def norm2(self) -> Tensor:
+        return norm2_linear(self.x, self.g)
+
+    def scale(self, factor: Tensor) -> None:
+        self.g = self.g * factor
 
 
 class SparseLinearPass(Pass):
@@ -103,11 +138,20 @@ class SparseLinearPass(Pass):
         self.x = x
         return self.layer(x)
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        rows = g.repeat_interleave(self.x.offsets.diff(), 0, output_size=len(self.x.values))
-        self.W.index_add_(0, self.x.indices, self.x.values[:, None] * rows, alpha=-lr)
-        self.b.sub_(g.sum(0), alpha=lr)
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        self.g = g
         return g
+
+    def step(self, lr: float) -> None:
+        rows = self.g.repeat_interleave(self.x.offsets.diff(), 0, output_size=len(self.x.values))
+        self.W.index_add_(0, self.x.indices, self.x.values[:, None] * rows, alpha=-lr)
+        self.b.sub_(self.g.sum(0), alpha=lr)
+
+    def norm2(self) -> Tensor:
+        return norm2_linear(self.x.dense(), self.g)
+
+    def scale(self, factor: Tensor) -> None:
+        self.g = self.g * factor
 
 
 class ReLUPass(Pass):
@@ -119,29 +163,49 @@ class ReLUPass(Pass):
         self.y = x.relu_()
         return self.y
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         return relu_backward(g, self.y, 0, grad_input=g)
 
 
-class ConvolutionPass(Pass):
+class BuiltGradientPass(Pass):
+    """A pass that builds the gradients of its weights, in `gradients`."""
+
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+
+    def step(self, lr: float) -> None:
+        for w, gw in zip(self.weights, self.gradients, strict=True):
+            w.sub_(gw, alpha=lr)
+
+    def norm2(self) -> Tensor:
+        return norm2_of(self.gradients)
+
+    def scale(self, factor: Tensor) -> None:
+        self.gradients = [gw * factor for gw in self.gradients]
+
+
+def norm2_of(gradients: Sequence[Tensor]) -> Tensor:
+    """Sum of squares of all elements of some tensors."""
+    return torch.stack(torch._foreach_norm(list(gradients))).square().sum() if gradients else torch.zeros(())
+
+
+class ConvolutionPass(BuiltGradientPass):
     """2-D convolution by oneDNN, except the backward pass of small images."""
 
     def __init__(self, layer: nn.Conv2d):
-        self.W, self.b = layer.weight.detach(), layer.bias.detach()  # type: ignore[union-attr]
+        self.weights = self.W, self.b = layer.weight.detach(), layer.bias.detach()  # type: ignore[union-attr]
         self.stride, self.padding = layer.stride, layer.padding
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
         return torch.conv2d(x, self.W, self.b, self.stride, self.padding)
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         geometry = self.stride, self.padding, (1, 1), False, (0, 0), 1
         with _onednn_disabled(needs_input_grad and len(g) * g.shape[2] * g.shape[3] < ONEDNN_MIN_OUTPUT):
-            gx, gW, gb = aten.convolution_backward(
+            gx, *self.gradients = aten.convolution_backward(
                 g, self.x, self.W, self.b.shape, *geometry, (needs_input_grad, True, True)
             )
-        self.W.sub_(gW, alpha=lr)
-        self.b.sub_(gb, alpha=lr)
         return gx if needs_input_grad else g
 
 
@@ -158,7 +222,7 @@ class MaxPoolPass(Pass):
         y, self.indices = aten.max_pool2d_with_indices(x, *self.window)
         return y
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         return aten.max_pool2d_with_indices_backward(g, self.x, *self.window, self.indices)
 
 
@@ -171,7 +235,7 @@ class FlatPass(Pass):
         _, self.channels, self.height, self.breadth = x.shape
         return self.layer(x)
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         return g.view(-1, self.height, self.breadth, self.channels).permute(0, 3, 1, 2)
 
 
@@ -183,7 +247,7 @@ class FoldPass(Pass):
     def forward(self, x: Tensor | SparseRows) -> Tensor:
         return self.layer(x)
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         raise AssertionError("Fold is the first layer and has no backward pass")
 
 
@@ -198,17 +262,25 @@ class ParallelPass(Pass):
         self.widths = [part.shape[1] for part in parts]
         return torch.cat(parts, 1)
 
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        for branch, part in zip(self.branches, g.split(self.widths, 1), strict=True):
+            branch.gradient(part, needs_input_grad)
+        return g
+
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
         for branch, part in zip(self.branches, g.split(self.widths, 1), strict=True):
             branch.backward(part, lr, needs_input_grad)
         return g
 
+    def leaves(self) -> list[Pass]:
+        return [leaf for branch in self.branches for leaf in branch.leaves()]
 
-class BatchNormPass(Pass):
+
+class BatchNormPass(BuiltGradientPass):
     """BatchNorm in training mode: normalises by the batch statistics and updates the running ones."""
 
     def __init__(self, layer: nn.BatchNorm1d):
-        self.w, self.b = layer.weight.detach(), layer.bias.detach()
+        self.weights = self.w, self.b = layer.weight.detach(), layer.bias.detach()
         self.running = (layer.running_mean, layer.running_var)
         self.momentum, self.eps = layer.momentum, layer.eps
 
@@ -217,12 +289,10 @@ class BatchNormPass(Pass):
         y, *self.batch = aten.native_batch_norm(x, self.w, self.b, *self.running, True, self.momentum, self.eps)
         return y
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        gx, gw, gb = aten.native_batch_norm_backward(
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        gx, *self.gradients = aten.native_batch_norm_backward(
             g, self.x, self.w, *self.running, *self.batch, True, self.eps, (True, True, True)
         )
-        self.w.sub_(gw, alpha=lr)
-        self.b.sub_(gb, alpha=lr)
         return gx
 
 
@@ -236,12 +306,19 @@ class ResidualPass(Pass):
     def forward(self, x: Tensor) -> Tensor:
         return (self.skip.forward(x) if self.skip else x) + self.branch.forward(x)
 
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        gx = self.branch.gradient(g.clone(), needs_input_grad)
+        return gx + (self.skip.gradient(g, needs_input_grad) if self.skip else g)
+
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
         gx = self.branch.backward(g.clone(), lr, needs_input_grad)
         return gx + (self.skip.backward(g, lr, needs_input_grad) if self.skip else g)
 
+    def leaves(self) -> list[Pass]:
+        return [*self.branch.leaves(), *([self.skip] if self.skip else [])]
 
-class AutogradPass(Pass):
+
+class AutogradPass(BuiltGradientPass):
     """Any module, differentiated by autograd.
 
     As in plain PyTorch, parameters that are frozen or receive no gradient stay unchanged.
@@ -264,13 +341,13 @@ class AutogradPass(Pass):
             self.y = self.layer(self.x)
         return self.y.detach()
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         if not self.y.requires_grad:  # the module detached its output
+            self.gradients = [torch.zeros_like(w) for w in self.weights]
             return torch.zeros_like(self.x) if needs_input_grad else g
         variables = [*self.weights, *([self.x] if needs_input_grad else [])]
         gradients = torch.autograd.grad(self.y, variables, g, materialize_grads=True)
-        for w, gw in zip(self.weights, gradients, strict=not needs_input_grad):
-            w.sub_(gw, alpha=lr)
+        self.gradients = gradients[: len(self.weights)]
         return gradients[-1] if needs_input_grad else g
 
 
@@ -289,10 +366,18 @@ class SequentialPass(Pass):
             x = layer.forward(x)
         return x
 
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        for layer, has_trainable_before in self.backward_order:
+            g = layer.gradient(g, has_trainable_before or needs_input_grad)
+        return g
+
     def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
         for layer, has_trainable_before in self.backward_order:
             g = layer.backward(g, lr, has_trainable_before or needs_input_grad)
         return g
+
+    def leaves(self) -> list[Pass]:
+        return [leaf for layer in self.passes for leaf in layer.leaves()]
 
 
 PASSES: dict[type[nn.Module], Callable[[Any], Pass]] = {

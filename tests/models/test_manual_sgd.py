@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mfedpba_mpi.data.catalog import Modality
+from mfedpba_mpi.methods.training import clip_gradients
 from mfedpba_mpi.models.architecture import FAMILIES, sample_architecture
 from mfedpba_mpi.models.extractors import build_extractor
 from mfedpba_mpi.models.inputs import SparseRows
@@ -100,6 +101,78 @@ def test_a_sparse_step_changes_only_the_weights_of_nonzero_inputs() -> None:
         manual.backward(torch.randn(4, D), LR, False)
     changed = (model[0].weight != before).any(1).nonzero().flatten()
     assert set(changed.tolist()) == set(rows.indices.tolist())
+
+
+def assert_same_clipped_steps(model: nn.Module, batches: list[Tensor | SparseRows], max_norm: float) -> None:
+    """Manual clipped steps equal `clip_grad_norm_` of torch and plain SGD."""
+    reference = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(reference.parameters(), LR)
+    manual = training_pass(model)
+    for x in batches:
+        g = torch.randn(len(x), D, dtype=torch.float64)
+        optimiser.zero_grad()
+        reference(x).backward(g)
+        for p in reference.parameters():
+            p.grad = p.grad.to_dense()
+        norm = nn.utils.clip_grad_norm_(reference.parameters(), max_norm)
+        optimiser.step()
+        with torch.no_grad():
+            manual.forward(x)
+            manual.gradient(g, False)
+            torch.testing.assert_close(sum(leaf.norm2() for leaf in manual.leaves()), norm**2)
+            factor = clip_gradients(manual.leaves(), max_norm)
+            for leaf in manual.leaves():
+                leaf.step(factor * LR)
+    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e6])
+@pytest.mark.parametrize("width", [6, 240])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clipped_steps_of_every_family_equal_clip_grad_norm(family: str, width: int, max_norm: float) -> None:
+    torch.manual_seed(1)
+    modality = Modality("x", FAMILIES[family][0], width)
+    model = build_extractor(sample_architecture(np.random.default_rng(1), modality, [family]), modality, D).double()
+    batches = [torch.randn(size, width, dtype=torch.float64) for size in (12, 12, 5)]
+    assert_same_clipped_steps(model, batches, max_norm)
+
+
+@pytest.mark.parametrize("family", ["DNN", "CNN1D"])
+def test_clipped_steps_on_sparse_rows_equal_clip_grad_norm(family: str) -> None:
+    torch.manual_seed(0)
+    modality = Modality("x", "L", 300, sparse=True)
+    model = build_extractor(sample_architecture(np.random.default_rng(0), modality, [family]), modality, D).double()
+    batches = [sparse_rows(size, 300) for size in (12, 12, 5)]
+    for rows in batches:
+        rows.values = rows.values.double()
+    assert_same_clipped_steps(model, batches, 0.1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scaled_gradients_give_a_scaled_step(family: str) -> None:
+    """On a GPU gradients are scaled by a tensor instead of the step by a number."""
+    torch.manual_seed(0)
+    modality = Modality("x", FAMILIES[family][0], 64)
+    model = build_extractor(sample_architecture(np.random.default_rng(0), modality, [family]), modality, D).double()
+    other, x, g = copy.deepcopy(model), torch.randn(12, 64, dtype=torch.float64), torch.randn(12, D).double()
+    with torch.no_grad():
+        for network, scaled in ((model, True), (other, False)):
+            manual = training_pass(network)
+            manual.forward(x)
+            manual.gradient(g, False)
+            for leaf in manual.leaves():
+                if scaled:
+                    leaf.scale(torch.tensor(0.25, dtype=torch.float64))
+                leaf.step(LR if scaled else 0.25 * LR)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_clipped_steps_of_other_modules_equal_clip_grad_norm() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 8, bias=False), nn.Tanh(), nn.Linear(8, D)).double()
+    assert_same_clipped_steps(model, [torch.randn(4, 9, dtype=torch.float64) for _ in range(3)], 0.1)
 
 
 def test_other_modules_are_trained_by_autograd() -> None:

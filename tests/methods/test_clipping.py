@@ -1,0 +1,95 @@
+"""``--clip``: the joint gradient norm of a client's SGD step, for every method."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mfedpba_mpi.methods.params import METHODS
+from mfedpba_mpi.methods.training import AutogradLoss, HeadLoss
+from tests.methods.test_gradients import EXTRA_LOSSES, federation
+
+
+def train_plainly(client, extra_loss, t, inbox, clip):
+    """A copy of the client's model after round `t`: autograd, `clip_grad_norm_` and torch's SGD."""
+    model = copy.deepcopy(client.model).train()
+    optimiser, norms = torch.optim.SGD(model.parameters(), client.config.lr), []
+    for number in range(client.config.epochs):
+        epoch = client.epoch(t, number)
+        for start, stop in epoch.cuts:
+            y = epoch.y[start:stop]
+            Z = model.features([x.batch(start, stop) for x in epoch.xs])
+            logits = model.classifier(Z.sum(0))
+            loss = F.cross_entropy(logits, y) + (extra_loss(client, Z, logits, y, inbox) if inbox else 0.0)
+            optimiser.zero_grad()
+            loss.backward()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+            optimiser.step()
+    return model, norms
+
+
+@pytest.mark.parametrize("families", ["DNN", "DNN,Resmodel", "CNN2D,TextCNN,CNN1D"])
+@pytest.mark.parametrize("method", EXTRA_LOSSES)
+def test_a_clipped_round_equals_the_plain_loop(tiny, tmp_path, method, families):
+    config = tiny(method=method, families=families, clip=0.5, clients=6, alpha=0.3, samples=200, lr=0.02)
+    server, clients = federation(config, tmp_path)
+    inbox, all_norms = {}, []
+    for t in (1, 2):
+        plain = [train_plainly(client, EXTRA_LOSSES[method], t, inbox, 0.5) for client in clients]
+        uploads = {k: client.update(t, 0, inbox) for k, client in enumerate(clients)}
+        for client, (model, norms) in zip(clients, plain, strict=True):
+            all_norms += norms
+            for found, expected in zip(client.model.parameters(), model.parameters(), strict=True):
+                torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-3, atol=1e-5)
+        inbox = server.step(t, 0, uploads) if server else {}
+    assert min(all_norms) < 0.5 < max(all_norms)  # steps of both kinds
+
+
+@pytest.mark.parametrize("fusion", ["sum", "separate"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_norm_of_a_step_is_bounded_for_every_method(tiny, tmp_path, method, fusion):
+    one_step = {"epochs": 1, "batch_size": 1000, "track_gradients": True, "method": method, "fusion": fusion}
+
+    def norms(clip):
+        server, clients = federation(tiny(clip=clip, **one_step), tmp_path)
+        first = dict(server.first_message()) if server else {}
+        for client in clients:
+            client.begin(first)
+            client.update(1, 0, first)
+        return torch.tensor([client.gradient_norm2 for client in clients]).sqrt()
+
+    free = norms(0.0)
+    bound = free.median().item()
+    torch.testing.assert_close(norms(bound), free.clamp(max=bound), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(norms(1e9), free, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bound_that_is_never_reached_changes_no_bit(finished, method):
+    free, bounded = finished(method=method), finished(method=method, clip=1e9)
+    assert bounded.final["client_sha256"] == free.final["client_sha256"]
+    assert bounded.final["server_sha256"] == free.final["server_sha256"]
+
+
+@pytest.mark.parametrize("manual", [True, False])
+def test_scaled_gradients_have_the_scaled_norm(tiny, tmp_path, manual):
+    """On a GPU gradients are scaled by a tensor."""
+    _, (client, *_) = federation(tiny(method="local"), tmp_path)
+    losses, norms = [], []
+
+    def keep(epoch):
+        def cross_entropy(number, rows, Z):
+            loss = F.cross_entropy(client.model.classifier(Z.sum(0)), epoch.y[rows])
+            return loss, [loss]
+
+        losses.append(HeadLoss(client, epoch) if manual else AutogradLoss(client, cross_entropy))
+        return losses[-1]
+
+    client.train(1, keep)
+    with torch.no_grad():
+        for factor in (1.0, 0.5):
+            losses[-1].scale(torch.tensor(factor))
+            norms.append(losses[-1].norm2().item())
+    assert norms[1] == pytest.approx(norms[0] / 4)
