@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mfedpba_mpi.config.fields import fields_of, shown
-from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
+from mfedpba_mpi.config.run_config import ADDED, RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.methods.params import METHODS, MFedPBAParameters, owners
 from tests.config.strategies import NAMES, SETTINGS, WILD, outcome, valid_settings
@@ -64,7 +64,7 @@ def test_json_keeps_a_configuration_fitted_to_its_data_or_not(values, M, samples
 def test_a_missing_setting_in_json_is_named(values, data):
     whole = make_config(values).as_dict()
     table = whole[whole["method"]]
-    paths = [(whole, name, name) for name in whole if name != "allow_synthetic"]  # missing in old logs
+    paths = [(whole, name, name) for name in whole if name not in ADDED]
     paths += [(table, name, f"{whole['method']}.{name}") for name in table]
     where, name, label = data.draw(st.sampled_from(paths))
     del where[name]
