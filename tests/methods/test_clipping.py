@@ -9,24 +9,18 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.methods.training import AutogradLoss, HeadLoss
-from tests.methods.test_gradients import EXTRA_LOSSES, federation
+from tests.methods.test_gradients import EXTRA_LOSSES, batch_losses, federation
 
 
 def train_plainly(client, extra_loss, t, inbox, clip):
     """A copy of the client's model after round `t`: autograd, `clip_grad_norm_` and torch's SGD."""
     model = copy.deepcopy(client.model).train()
     optimiser, norms = torch.optim.SGD(model.parameters(), client.config.lr), []
-    for number in range(client.config.epochs):
-        epoch = client.epoch(t, number)
-        for start, stop in epoch.cuts:
-            y = epoch.y[start:stop]
-            Z = model.features([x.batch(start, stop) for x in epoch.xs])
-            logits = model.classifier(Z.sum(0))
-            loss = F.cross_entropy(logits, y) + (extra_loss(client, Z, logits, y, inbox) if inbox else 0.0)
-            optimiser.zero_grad()
-            loss.backward()
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
-            optimiser.step()
+    for loss in batch_losses(client, model, extra_loss, t, inbox):
+        optimiser.zero_grad()
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimiser.step()
     return model, norms
 
 

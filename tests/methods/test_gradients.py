@@ -56,22 +56,27 @@ def fedproto(client, Z, logits, y, inbox):
 EXTRA_LOSSES = {"local": lambda *_: 0.0, "fedproto": fedproto, "mfedpba": mfedpba}
 
 
-def reference(client, extra_loss, t, inbox):
-    """Mean of ||grad L||^2 over the batches of round `t`, by autograd while training a copy of the model."""
-    model, found = copy.deepcopy(client.model).train(), []
-    theta = list(model.parameters())
+def batch_losses(client, model, extra_loss, t, inbox):
+    """Yield the loss of every batch of round `t` under `model`; the caller makes a step after each."""
     for number in range(client.config.epochs):
         epoch = client.epoch(t, number)
         for start, stop in epoch.cuts:
             y = epoch.y[start:stop]
             Z = model.features([x.batch(start, stop) for x in epoch.xs])
             logits = model.classifier(Z.sum(0))
-            loss = F.cross_entropy(logits, y) + (extra_loss(client, Z, logits, y, inbox) if inbox else 0.0)
-            gradients = torch.autograd.grad(loss, theta)
-            found.append(sum(g.double().square().sum().item() for g in gradients))
-            with torch.no_grad():
-                for p, g in zip(theta, gradients, strict=True):
-                    p -= client.config.lr * g
+            yield F.cross_entropy(logits, y) + (extra_loss(client, Z, logits, y, inbox) if inbox else 0.0)
+
+
+def reference(client, extra_loss, t, inbox):
+    """Mean of ||grad L||^2 over the batches of round `t`, by autograd while training a copy of the model."""
+    model, found = copy.deepcopy(client.model).train(), []
+    theta = list(model.parameters())
+    for loss in batch_losses(client, model, extra_loss, t, inbox):
+        gradients = torch.autograd.grad(loss, theta)
+        found.append(sum(g.double().square().sum().item() for g in gradients))
+        with torch.no_grad():
+            for p, g in zip(theta, gradients, strict=True):
+                p -= client.config.lr * g
     return sum(found) / len(found)
 
 
