@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -225,12 +226,13 @@ def clip_gradients(parts: Sequence[Loss | Pass], max_norm: float) -> float:
     """Bound the joint norm of the stored gradients, as `clip_grad_norm_` of torch does.
 
     On a GPU the gradients are scaled there, without a host synchronisation, and the result is 1. On the CPU the result
-    is the factor by which the step is to be multiplied, so that a step that needs no clipping keeps its bits.
+    is the factor by which the step is to be multiplied, so that a step that needs no clipping keeps its bits. A norm
+    that is not finite makes the factor NaN, so that the run fails instead of skipping the step.
     """
     norm = torch.stack([part.norm2() for part in parts]).sum().sqrt()
+    factor = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), math.nan)
     if norm.device.type == "cpu":
-        return min(1.0, max_norm / (norm.item() + 1e-6))
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        return factor.item()
     for part in parts:
         part.scale(factor)
     return 1.0

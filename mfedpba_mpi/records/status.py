@@ -100,12 +100,15 @@ class RunReader:
         if alive is False:  # it may have been started since
             alive = self._alive()
         self.age = time.monotonic() - (self._changed or time.monotonic())
-        host = str(owner_of(self.directory / LOCK_NAME).get("host", ""))
-        self.state = _state_of(self.directory, self.run, self._damage, alive, self.age, host)
+        self.state = _state_of(self.directory, self.run, self._damage, alive, self.age, self._host())
+
+    def _host(self) -> str:
+        """The host that the lock names; "" if there is none."""
+        return str(owner_of(self.directory / LOCK_NAME).get("host", ""))
 
     def _alive(self) -> bool | None:
         """Whether a process holds the lock; None if this host cannot tell."""
-        host = str(owner_of(self.directory / LOCK_NAME).get("host", ""))
+        host = self._host()
         known = host == socket.gethostname() or (host and shares_locks(self.directory))
         return held(self.directory) if known else None
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.methods.training import AutogradLoss, HeadLoss
 from tests.methods.test_gradients import EXTRA_LOSSES, batch_losses, federation
@@ -87,3 +88,15 @@ def test_scaled_gradients_have_the_scaled_norm(tiny, tmp_path, manual):
             losses[-1].scale(torch.tensor(factor))
             norms.append(losses[-1].norm2().item())
     assert norms[1] == pytest.approx(norms[0] / 4)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_fails_the_run_instead_of_skipping_the_step(tiny, tmp_path, value):
+    _, (client, *_) = federation(tiny(method="local", clip=1.0), tmp_path)
+
+    class Broken(HeadLoss):
+        def on_logits(self, number, rows, logits, g):
+            return g + (value if number == 1 else 0.0)
+
+    with pytest.raises(RunError, match="not finite"):
+        client.train(1, lambda epoch: Broken(client, epoch))
