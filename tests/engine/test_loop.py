@@ -80,7 +80,7 @@ def test_a_server_term_can_be_omitted(finished, term):
 
 
 def test_equal_averaging_changes_the_logit_prototypes(finished):
-    assert not np.array_equal(finished().final["I_G"], finished(mfedpba={"equal_average": True}).final["I_G"])
+    assert not np.array_equal(finished().final["I_G"], finished(mfedpba={"logit_weights": "equal"}).final["I_G"])
 
 
 def test_a_non_finite_loss_ends_the_run_and_names_client_and_round(finished):

@@ -9,11 +9,14 @@ kernels as a fallback), and the outer iteration extrapolates along its last step
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from mfedpba_mpi.errors import RunError
 
 MAX_FAILURES = 3  # of the marginal solver in one call; after these the current plans are returned
 # Up to this number of classes all modalities are solved in one batch. Larger problems are solved one by one, because in
@@ -138,6 +141,32 @@ def entropic_gromov_wasserstein(
     return Coupling(S / n, f, residual.clamp_min(error) if error > marginal_tol else residual, iterations)
 
 
+def pot_gromov_wasserstein(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor, tol: float = 1e-4) -> Tensor:
+    """Plans (B, n, n) of POT's solver, from the initial plans T; arguments as in `entropic_gromov_wasserstein`.
+
+    POT scales in the plain domain: where epsilon is so small that its kernels underflow it returns a plan with wrong
+    marginals, which is an error here.
+    """
+    import ot
+
+    plans = []
+    for cost_1, cost_2, plan in zip(C1, C2, T, strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the marginals are checked below
+            plan = ot.gromov.entropic_gromov_wasserstein(
+                cost_1, cost_2, loss_fun="square_loss", epsilon=epsilon, symmetric=True, G0=plan, solver="PGD",
+                tol=tol / len(cost_1), max_iter=1000, numItermax=20_000, stopThr=1e-2 * tol / len(cost_1),
+            )  # fmt: skip
+        error = max((plan.sum(axis) - 1 / len(plan)).abs().sum().item() for axis in (0, 1))
+        if not error <= tol:
+            raise RunError(
+                f"POT's Gromov-Wasserstein plan has wrong marginals (error {error:.1e}) at epsilon = {epsilon:.2g}; use "
+                "--gw-solver newton, or raise --gw-epsilon"
+            )
+        plans.append(plan)
+    return torch.stack(plans)
+
+
 def gromov_wasserstein_value(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor) -> Tensor:
     r"""E(T) + epsilon sum_ij T_ij log T_ij, with E(T) = sum_{i,j,k,l} (C1_ik - C2_jl)^2 T_ij T_kl: shape (B,).
 
@@ -175,6 +204,8 @@ class StructureAlignment:
         Entropy weight times the number of classes.
     tol, max_iterations
         See `entropic_gromov_wasserstein`.
+    solver : str
+        ``newton``, or ``pot`` for `pot_gromov_wasserstein`.
 
     Attributes
     ----------
@@ -182,15 +213,20 @@ class StructureAlignment:
         Of the last call; NaN and 0 for modalities with term 0.
     """
 
-    def __init__(self, e_0: float = 0.25, tol: float = 1e-4, max_iterations: int = 1000) -> None:
+    def __init__(
+        self, e_0: float = 0.25, tol: float = 1e-4, max_iterations: int = 1000, solver: str = "newton"
+    ) -> None:
         if not e_0 > 0:
             raise ValueError(f"e_0 = {e_0}: the entropy weight must be positive")
-        self.e_0, self.tol, self.max_iterations = e_0, tol, max_iterations
+        self.e_0, self.tol, self.max_iterations, self.solver = e_0, tol, max_iterations, solver
         self._state: dict[str, Tensor] = {}
         self._groups: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(self, P_G: Tensor, present: Tensor, I_G: Tensor) -> Tensor:
-        """Compute L_align from P_G (M, C, d), present (M, C) bool and I_G (C, C); differentiable in P_G."""
+    def __call__(self, P_G: Tensor, present: Tensor, I_G: Tensor, mean: bool = False) -> Tensor:
+        """Compute L_align from P_G (M, C, d), present (M, C) bool and I_G (C, C); differentiable in P_G.
+
+        With `mean`, it is the mean over the modalities whose term is not 0 by definition.
+        """
         self._set_present(present)
         self.residual = torch.full(present.shape[:1], math.nan, dtype=torch.float64, device=present.device)
         self.iterations = torch.zeros_like(self.residual, dtype=torch.int64)
@@ -204,6 +240,8 @@ class StructureAlignment:
                 modalities, D2, means = modalities[usable], D2[usable], means[usable]
             if len(modalities):
                 loss = loss + self._align(modalities, classes, D1 / D1.mean(), D2 / means)
+        if mean:
+            loss = loss / (self.iterations > 0).sum().clamp(min=1)
         return loss.to(P_G.dtype)
 
     def _align(self, modalities: Tensor, classes: Tensor, C1: Tensor, C2: Tensor) -> Tensor:
@@ -213,8 +251,11 @@ class StructureAlignment:
         T_at = modalities[:, None, None], classes[:, None], classes
         f_at = modalities[:, None], classes
         plans, potentials = self._state["plans"], self._state["potentials"]
+        T, f, max_iterations = plans[T_at], potentials[f_at], self.max_iterations
+        if self.solver == "pot":  # then one iteration of ours measures the residual
+            T, max_iterations = pot_gromov_wasserstein(C1, C2.detach(), epsilon, T, self.tol), 1
         T, f, residual, iterations = entropic_gromov_wasserstein(
-            C1, C2.detach(), epsilon, plans[T_at], potentials[f_at], self.tol, self.max_iterations
+            C1, C2.detach(), epsilon, T, f, self.tol, max_iterations
         )
         plans[T_at], potentials[f_at] = T, f
         self.residual[modalities], self.iterations[modalities] = residual, iterations

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def reconstruction_loss(P: Tensor, E: Tensor, rows: Tensor, uploads: int) -> Tensor:
-    r"""L_rec = 1/\|K\| sum_{k,m,c} \|\|P_k,c^m - E_k,c^m\|\|^2.
+def reconstruction_loss(P: Tensor, E: Tensor, rows: Tensor, uploads: int | None = None) -> Tensor:
+    r"""L_rec = 1/\|K\| sum_{k,m,c} \|\|P_k,c^m - E_k,c^m\|\|^2, or the mean over the present (k, m, c).
 
     Parameters
     ----------
@@ -16,17 +18,18 @@ def reconstruction_loss(P: Tensor, E: Tensor, rows: Tensor, uploads: int) -> Ten
         Projected and uploaded prototypes.
     rows : Tensor, shape (M, R), bool
         Mask of the rows that are not padding.
-    uploads : int
-        Number of participants \|K\| of the round.
+    uploads : int, optional
+        Number of participants \|K\| of the round, for the printed sum; without it the result is the mean.
     """
-    return ((P - E) * rows[..., None]).square().sum() / uploads
+    return ((P - E) * rows[..., None]).square().sum() / (uploads or rows.sum())
 
 
-def contrastive_loss(P_G: Tensor, present: Tensor, tau: float) -> Tensor:
+def contrastive_loss(P_G: Tensor, present: Tensor, tau: float, mean: bool = False) -> Tensor:
     r"""L_con = - sum_c sum_{m != m'} log( exp(s_{c,c}^{m,m'} / tau) / sum_{c'} exp(s_{c,c'}^{m,m'} / tau) ).
 
     s_{c,c'}^{m,m'} is the cosine similarity of P_G,c^m and P_G,c'^m'; c and c' run over the classes present in both
-    modalities. The loss is 0 if fewer than two modalities are present.
+    modalities. The loss is 0 if fewer than two modalities are present. With `mean`, it is divided by the number of
+    terms (c, m, m').
 
     Parameters
     ----------
@@ -42,22 +45,25 @@ def contrastive_loss(P_G: Tensor, present: Tensor, tau: float) -> Tensor:
     # A finite fill value, because a row of -inf gives NaN gradients.
     s = s.masked_fill(~both[:, :, None], torch.finfo(s.dtype).min)
     terms = s.logsumexp(-1) - s.diagonal(dim1=-2, dim2=-1)
-    return torch.where(both, terms, 0.0).sum()
+    total = torch.where(both, terms, 0.0).sum()
+    return total / both.sum().clamp(min=1) if mean else total
 
 
-def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tuple[Tensor, Tensor, Tensor]:
     r"""I_G,c = sum_k q_k,c I_k,c with q_k,c = (H(I_k,c) + eps)^-1 / sum_k' (H(I_k',c) + eps)^-1.
 
-    H is the entropy of softmax(I_k,c) in nats and eps = 1e-8; k runs over the clients with class c. Computed in
-    float64.
+    H is the entropy of softmax(I_k,c) in nats; k runs over the clients with class c. Computed in float64.
 
     Parameters
     ----------
     I : Tensor, shape (K, C, C)
         Logit prototypes in client order.
     present : Tensor, shape (K, C), bool
-    equal : bool
-        Use equal weights instead (ablation "EA").
+    weights : str
+        * ``entropy``: eps = 1e-8 as in the paper, so that a client with H near 0 has all the weight;
+        * ``bounded``: eps = log C, the largest entropy, so that no client has more than twice the weight of another;
+        * ``correct``: as ``bounded``, over the clients whose prototype of class c predicts c, if there are any;
+        * ``equal``: q is constant (the paper's ablation "EA").
 
     Returns
     -------
@@ -69,6 +75,11 @@ def aggregate_logits(I: Tensor, present: Tensor, equal: bool = False) -> tuple[T
     logits = torch.where(present[..., None], I.double(), 0.0)
     log_sigma = logits.log_softmax(-1)
     H = -(log_sigma.exp() * log_sigma).sum(-1)
-    weights = present.double() if equal else present / (H + 1e-8)
-    q = weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
+    voters = present
+    if weights == "correct":
+        right = present & (logits.argmax(-1) == torch.arange(logits.shape[-1], device=logits.device))
+        voters = torch.where(right.any(0), right, present)
+    eps = 1e-8 if weights == "entropy" else math.log(logits.shape[-1])
+    w = voters.double() if weights == "equal" else voters / (H + eps)
+    q = w / w.sum(0).clamp_min(torch.finfo(w.dtype).tiny)
     return torch.einsum("kc,kcj->cj", q, logits).float(), present.any(0), q

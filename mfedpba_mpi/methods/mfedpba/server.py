@@ -34,15 +34,17 @@ class MFedPBAServer(Server):
         super().__init__(problem, device)
         stream = torch.Generator().manual_seed(torch_seed(problem.config.seed, "server"))
         self.autoencoder = PrototypeAutoencoder(problem.M, problem.d, stream).to(device)
-        self.alignment = StructureAlignment(self.params.gw_epsilon)
+        self.alignment = StructureAlignment(self.params.gw_epsilon, solver=self.params.gw_solver)
+        self.steps = self.params.server_epochs if self.params.global_prototypes == "trained" else 0
         self.uploaded = problem.uploaded_classes(device)  # (K, C)
         self._warned: set[tuple[str, int]] = set()
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
         clients = list(uploads)
         I = torch.stack([uploads[k]["I"] for k in clients])
-        I_G, I_present, q = aggregate_logits(I, self.uploaded[clients], equal=self.params.equal_average)
-        self._warn_dominant_clients(clients, q)
+        I_G, I_present, q = aggregate_logits(I, self.uploaded[clients], self.params.logit_weights)
+        if self.params.logit_weights == "entropy":
+            self._warn_dominant_clients(clients, q)
         batch = PrototypeBatch.from_uploads(
             [
                 (m, E_km, self.uploaded[k])
@@ -52,13 +54,24 @@ class MFedPBAServer(Server):
             self.problem.M,
         )
         self.record = {"gw_residual": 0.0, "gw_iterations": 0}
-        plan_statuses = [self._optimise(t, s, batch, len(clients), I_G) for s in range(self.params.server_epochs)]
+        if self.params.gw_start == "identity":
+            self.alignment.load_state_dict({})
+        plan_statuses = [self._optimise(t, s, batch, len(clients), I_G) for s in range(self.steps)]
         if plan_statuses and "align" not in self.params.without:
             self._record_plans(*map(torch.stack, zip(*plan_statuses, strict=True)))
         with torch.no_grad():
-            P_G = batch.average(self.autoencoder(batch.E))
+            P_G = self._global_prototypes(batch)
         check_finite(f"server, round {t}: P_G", P_G, "lower server_lr")
         return {"P_G": P_G, "I_G": I_G, "P_present": batch.present, "I_present": I_present}
+
+    def _global_prototypes(self, batch: PrototypeBatch) -> Tensor:
+        """P_G (M, C, d), or what the ablation puts in its place."""
+        match self.params.global_prototypes:
+            case "mean":
+                return batch.average(batch.E)
+            case "zero":
+                return torch.zeros_like(batch.average(batch.E))
+        return batch.average(self.autoencoder(batch.E))
 
     def _optimise(self, t: int, s: int, batch: PrototypeBatch, uploads: int, I_G: Tensor) -> tuple[Tensor, ...]:
         """One SGD step on L_server = L_rec + L_con + L_align with clipped gradient norm.
@@ -69,10 +82,11 @@ class MFedPBAServer(Server):
         """
         P = self.autoencoder(batch.E)
         P_G = batch.average(P)
+        mean = self.params.server_loss == "mean"
         terms: dict[str, Callable[[], Tensor]] = {
-            "rec": lambda: reconstruction_loss(P, batch.E, batch.rows, uploads),
-            "con": lambda: contrastive_loss(P_G, batch.present, self.params.tau),
-            "align": lambda: self.alignment(P_G, batch.present, I_G),
+            "rec": lambda: reconstruction_loss(P, batch.E, batch.rows, None if mean else uploads),
+            "con": lambda: contrastive_loss(P_G, batch.present, self.params.tau, mean),
+            "align": lambda: self.alignment(P_G, batch.present, I_G, mean),
         }
         losses = {name: term() for name, term in terms.items() if name not in self.params.without}
         for name in terms:
@@ -84,7 +98,7 @@ class MFedPBAServer(Server):
         if not isinstance(total, Tensor) or not total.requires_grad:
             return plan_status
         parameters = list(self.autoencoder.parameters())
-        if self.problem.config.track_gradients and s == self.params.server_epochs - 1:
+        if self.problem.config.track_gradients and s == self.steps - 1:
             for name, loss in losses.items():
                 if loss.requires_grad:  # false for a term that is constantly 0
                     own = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
@@ -104,7 +118,7 @@ class MFedPBAServer(Server):
                 ("weights", clients[i]),
                 f"client {clients[i]} dominates I_G in {dominated[i]} of its "
                 f"{count(int(uploaded[i].sum()), 'class', 'classes')}: entropy weights favour confident clients, even "
-                "diverged ones; --equal-average weights all clients equally",
+                "diverged ones; --logit-weights bounded limits their weight",
             )
 
     def _record_plans(self, residuals: Tensor, iterations: Tensor) -> None:

@@ -108,7 +108,7 @@ def test_weights_sum_to_one_favour_confident_clients_and_ignore_absent_ones():
     assert q[0, 0] > q[1, 0] > 0
     torch.testing.assert_close(q[:, 1], torch.tensor([1.0, 0.0, 0.0]), rtol=0, atol=1e-4)
     assert abs(q[2, 0]) < 1e-4
-    torch.testing.assert_close(weights_of(I, present, equal=True)[:, 0], torch.tensor([0.5, 0.5, 0]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(weights_of(I, present, weights="equal")[:, 0], torch.tensor([0.5, 0.5, 0]), rtol=0, atol=1e-4)
 
 
 def test_aggregated_logits_by_hand():
@@ -119,7 +119,7 @@ def test_aggregated_logits_by_hand():
     q = (1 / H[1]) / (1 / H[0] + 1 / H[1])
     I_G, *_ = aggregate_logits(I, present)
     torch.testing.assert_close(I_G, torch.tensor([[q * math.log(3), 0.0], [0.0, 0.0]]))
-    I_G, *_ = aggregate_logits(I, present, equal=True)
+    I_G, *_ = aggregate_logits(I, present, weights="equal")
     torch.testing.assert_close(I_G, torch.tensor([[math.log(3) / 2, 0.0], [0.0, 0.0]]))
 
 

@@ -148,11 +148,11 @@ def test_two_rounds_equal_the_reference(make_federation, clip, without):
         assert norms == pytest.approx(reference.norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("equal_average", [False, True])
-def test_a_dominant_client_causes_one_warning(make_federation, equal_average):
+@pytest.mark.parametrize("weights", ["entropy", "bounded", "correct", "equal"])
+def test_a_dominant_client_causes_one_warning(make_federation, weights):
     """Client 1 has very confident logits for classes 0 and 1, which other clients have too."""
     server, uploads = (
-        server_of(make_federation, equal_average=equal_average),
+        server_of(make_federation, logit_weights=weights),
         random_uploads(torch.Generator(CPU).manual_seed(0)),
     )
     server.step(1, 0, uploads)
@@ -161,4 +161,4 @@ def test_a_dominant_client_causes_one_warning(make_federation, equal_average):
     server.step(2, 0, uploads)
     server.step(3, 0, uploads)  # no second warning
     found = [text for text in server.warnings if text.startswith("client 1 dominates I_G in 2 of its 2 classes")]
-    assert len(found) == len(server.warnings) == (not equal_average)
+    assert len(found) == len(server.warnings) == (weights == "entropy")
