@@ -160,8 +160,8 @@ def pot_gromov_wasserstein(C1: Tensor, C2: Tensor, epsilon: float, T: Tensor, to
         error = max((plan.sum(axis) - 1 / len(plan)).abs().sum().item() for axis in (0, 1))
         if not error <= tol:
             raise RunError(
-                f"POT's Gromov-Wasserstein plan has wrong marginals (error {error:.1e}) at epsilon = {epsilon:.2g}; use "
-                "--gw-solver newton, or raise --gw-epsilon"
+                f"POT's Gromov-Wasserstein plan has wrong marginals (error {error:.1e}) at epsilon = {epsilon:.2g}; "
+                "use --gw-solver newton, or raise --gw-epsilon"
             )
         plans.append(plan)
     return torch.stack(plans)

@@ -11,12 +11,14 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
+from mfedpba_mpi.errors import RunError
 from mfedpba_mpi.methods.mfedpba import gromov
 from mfedpba_mpi.methods.mfedpba.gromov import (
     StructureAlignment,
     annealed_sinkhorn,
     entropic_gromov_wasserstein,
     gromov_wasserstein_value,
+    pot_gromov_wasserstein,
     sinkhorn,
     squared_distances,
 )
@@ -107,6 +109,14 @@ def test_plans_and_values_equal_those_of_pot(n: int, e_0: float, first: int) -> 
         assert_uniform(T[b])
         np.testing.assert_allclose(T[b], expected, rtol=0, atol=1e-7)
         np.testing.assert_allclose(values[b], full_value(C1[b], C2[b], epsilon, expected), rtol=0, atol=1e-7)
+
+
+def test_pots_solver_gives_the_same_plans_and_names_the_fix_where_its_kernel_underflows() -> None:
+    C1, C2 = problems(10)
+    ours, pots = solve(C1, C2, 0.2, identity(10, 3)).T, pot_gromov_wasserstein(C1, C2, 0.2, identity(10, 3), 1e-8)
+    torch.testing.assert_close(pots, ours, rtol=0, atol=1e-7)
+    with pytest.raises(RunError, match=r"wrong marginals .* use --gw-solver newton"):
+        pot_gromov_wasserstein(C1, C2, 1e-4, identity(10, 3))
 
 
 def test_plans_of_102_classes_equal_a_log_domain_loop() -> None:

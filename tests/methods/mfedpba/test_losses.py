@@ -89,6 +89,33 @@ def test_entropy_weights_equal_the_loops():
     assert torch.equal(I_G[1], torch.zeros(C))
 
 
+def test_means_of_the_losses_divide_by_the_number_of_terms():
+    P, E, rows = torch.randn(M, 7, D), torch.randn(M, 7, D), torch.rand(M, 7) < 0.7
+    squares = [(P[m, r] - E[m, r]).square().sum() for m in range(M) for r in range(7) if rows[m, r]]
+    torch.testing.assert_close(reconstruction_loss(P, E, rows), torch.stack(squares).mean())
+    P_G = torch.randn(M, C, D)
+    terms = sum(int((PRESENT[m] & PRESENT[n]).sum()) for m in range(M) for n in range(M) if m != n)
+    expected = contrastive_by_loops(P_G, PRESENT, TAU) / terms
+    torch.testing.assert_close(contrastive_loss(P_G, PRESENT, TAU, mean=True), expected)
+    assert contrastive_loss(P_G[:1], PRESENT[:1], TAU, mean=True).item() == 0
+
+
+def test_bounded_weights_equal_the_loops_and_differ_by_at_most_two():
+    I, present = 9 * torch.randn(5, C, C), torch.ones(5, C, dtype=torch.bool)
+    *_, q = aggregate_logits(I, present, "bounded")
+    for c in range(C):
+        weights = [1 / (entropy(I[k, c]) + math.log(C)) for k in range(5)]
+        torch.testing.assert_close(q[:, c], torch.tensor(weights).double() / sum(weights))
+    assert (q.amax(0) <= 2 * q.amin(0)).all()
+
+
+def test_correct_weights_leave_out_clients_that_predict_another_class_unless_all_do():
+    """Class 0: clients 0 and 1 predict it, client 2 predicts class 1, surely. Class 1: nobody predicts it."""
+    I = torch.tensor([[[2.0, 0.0], [1.0, 0.0]], [[2.0, 0.0], [1.0, 0.0]], [[0.0, 50.0], [1.0, 0.0]]])
+    *_, q = aggregate_logits(I, torch.ones(3, 2, dtype=torch.bool), "correct")
+    torch.testing.assert_close(q, torch.tensor([[1 / 2, 1 / 3], [1 / 2, 1 / 3], [0, 1 / 3]], dtype=torch.float64))
+
+
 def weights_of(I, present, **options):
     """Weights q (K, C): a constant added to a client's logits changes no entropy, and I_G by the constant times q."""
     K = len(I)
@@ -108,7 +135,9 @@ def test_weights_sum_to_one_favour_confident_clients_and_ignore_absent_ones():
     assert q[0, 0] > q[1, 0] > 0
     torch.testing.assert_close(q[:, 1], torch.tensor([1.0, 0.0, 0.0]), rtol=0, atol=1e-4)
     assert abs(q[2, 0]) < 1e-4
-    torch.testing.assert_close(weights_of(I, present, weights="equal")[:, 0], torch.tensor([0.5, 0.5, 0]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        weights_of(I, present, weights="equal")[:, 0], torch.tensor([0.5, 0.5, 0]), rtol=0, atol=1e-4
+    )
 
 
 def test_aggregated_logits_by_hand():

@@ -15,8 +15,8 @@ CLASSES = {0: [0, 1, 2], 1: [0, 1], 2: [1, 2]}
 class Reference:
     """Reference server that processes one prototype at a time."""
 
-    def __init__(self, weights, clip, without):
-        self.clip, self.without = clip, without
+    def __init__(self, weights, clip, without, mean=False):
+        self.clip, self.without, self.mean = clip, without, mean
         self.encoders, self.decoder = [nn.Linear(d, d // 2) for _ in range(M)], nn.Linear(d // 2, d)
         with torch.no_grad():
             for m, encoder in enumerate(self.encoders):
@@ -26,7 +26,7 @@ class Reference:
             self.decoder.bias.copy_(weights["decoder_bias"])
         self.parameters = [p for layer in (*self.encoders, self.decoder) for p in layer.parameters()]
         self.sgd = torch.optim.SGD(self.parameters, lr=LR)
-        self.plans = {m: torch.eye(C, dtype=torch.float64) / C for m in range(M)}
+        self.restart_plans()
 
     def project(self, m, e):
         return self.decoder(F.relu(self.encoders[m](e)))
@@ -50,7 +50,8 @@ class Reference:
             for i, m in enumerate(OWNED[k]):
                 for c in CLASSES[k]:
                     total += (self.project(m, upload["E"][i, c]) - upload["E"][i, c]).square().sum()
-        return total / len(uploads)
+        prototypes = sum(len(OWNED[k]) * len(CLASSES[k]) for k in uploads)
+        return total / (prototypes if self.mean else len(uploads))
 
     def contrast(self, P_G):
         total = 0.0
@@ -58,7 +59,7 @@ class Reference:
             for c in range(C):
                 s = torch.stack([F.cosine_similarity(P_G[m, c], P_G[n, other], dim=0) for other in range(C)]) / TAU
                 total += F.cross_entropy(s[None], torch.tensor([c]))
-        return total
+        return total / (2 * C if self.mean else 1)
 
     def alignment(self, P_G, I_G):
         total = 0.0
@@ -70,12 +71,15 @@ class Reference:
             L = (costs[0][:, None, :, None] - costs[1][None, :, None, :]).square()  # (C1_ik - C2_jl)^2
             T = self.plans[m] = fixed_point(L.detach(), self.plans[m], E_0 / C)
             total += torch.einsum("ijkl,ij,kl->", L, T, T) + E_0 / C * (T * T.log()).sum()
-        return total
+        return total / (M if self.mean else 1)
 
     def norm(self, loss):
         self.sgd.zero_grad()
         loss.backward(retain_graph=True)
         return sum(p.grad.square().sum() for p in self.parameters if p.grad is not None).sqrt().item()
+
+    def restart_plans(self):
+        self.plans = {m: torch.eye(C, dtype=torch.float64) / C for m in range(M)}
 
     def round(self, uploads, I_G, steps):
         for _ in range(steps):
@@ -146,6 +150,58 @@ def test_two_rounds_equal_the_reference(make_federation, clip, without):
         torch.testing.assert_close(reply["P_G"], reference.round(uploads, I_G, 3), rtol=1e-4, atol=1e-5)
         norms = {name: value for name, value in server.record.items() if name.startswith("gradient_")}
         assert norms == pytest.approx(reference.norms, rel=1e-4)
+
+
+def test_two_rounds_with_mean_losses_and_plans_from_the_identity_equal_the_reference(make_federation):
+    server = server_of(make_federation, server_loss="mean", gw_start="identity", server_clip=0.0)
+    server.alignment.tol = 1e-9
+    reference = Reference(server.autoencoder.state_dict(), 0.0, (), mean=True)
+    stream = torch.Generator(CPU).manual_seed(0)
+    for t in (1, 2):
+        uploads = random_uploads(stream)
+        reply = server.step(t, 0, uploads)
+        reference.restart_plans()
+        expected = reference.round(uploads, logits_by_entropy(uploads), 3)
+        torch.testing.assert_close(reply["P_G"], expected, rtol=1e-4, atol=1e-5)
+        norms = {name: value for name, value in server.record.items() if name.startswith("gradient_")}
+        assert norms == pytest.approx(reference.norms, rel=1e-4)
+
+
+def test_rounds_with_pots_solver_equal_ours(make_federation):
+    ours, pots = (server_of(make_federation, gw_solver=solver) for solver in ("newton", "pot"))
+    for server in (ours, pots):
+        server.alignment.tol = 1e-8
+    uploads = random_uploads(torch.Generator(CPU).manual_seed(0))
+    torch.testing.assert_close(ours.step(1, 0, uploads)["P_G"], pots.step(1, 0, uploads)["P_G"], rtol=1e-5, atol=1e-6)
+
+
+def test_global_prototypes_of_the_controls(make_federation):
+    """Client 0 has all classes of both modalities, client 1 classes 0 and 1 of modality 0."""
+    uploads = random_uploads(torch.Generator(CPU).manual_seed(0))
+    E = [upload["E"] for upload in uploads.values()]
+    found = {}
+    for control in ("trained", "random", "mean", "zero"):
+        server = server_of(make_federation, global_prototypes=control)
+        before = Reference(server.autoencoder.state_dict(), 0.0, ())
+        found[control] = server.step(1, 0, uploads)["P_G"]
+    torch.testing.assert_close(found["random"], before.prototypes(uploads).detach())
+    torch.testing.assert_close(found["mean"][0, :2], (E[0][0, :2] + E[1][0, :2]) / 2)
+    torch.testing.assert_close(found["mean"][0, 2], E[0][0, 2])
+    assert torch.equal(found["zero"], torch.zeros(M, C, d))
+    assert not torch.equal(found["trained"], found["random"])
+
+
+def test_a_client_of_confident_nonsense_hardly_moves_bounded_logits(make_federation):
+    """Client 1 is sure of class 2 whatever it sees. With the paper's weights it decides I_G of its classes alone."""
+    uploads = random_uploads(torch.Generator(CPU).manual_seed(0))
+    for k in uploads:
+        uploads[k]["I"] = 2 * torch.eye(C)
+    uploads[1]["I"] = 60 * torch.eye(C)[2].expand(C, C)
+    predicted = {
+        weights: server_of(make_federation, logit_weights=weights).step(1, 0, uploads)["I_G"].argmax(-1).tolist()
+        for weights in ("entropy", "correct")
+    }
+    assert predicted == {"entropy": [2, 2, 2], "correct": [0, 1, 2]}
 
 
 @pytest.mark.parametrize("weights", ["entropy", "bounded", "correct", "equal"])
