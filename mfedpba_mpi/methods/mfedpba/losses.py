@@ -62,24 +62,27 @@ def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tu
     weights : str
         * ``entropy``: eps = 1e-8 as in the paper, so that a client with H near 0 has all the weight;
         * ``bounded``: eps = log C, the largest entropy, so that no client has more than twice the weight of another;
-        * ``correct``: as ``bounded``, over the clients whose prototype of class c predicts c, if there are any;
+        * ``correct``: as ``bounded``, over the clients whose prototype of class c predicts c. Where there are none, I_G,c
+          is the mean of ``bounded``, which L_align needs, but counts as absent, so that L_logit does not teach it;
         * ``equal``: q is constant (the paper's ablation "EA").
 
     Returns
     -------
     I_G : Tensor, shape (C, C), float32
         Rows of absent classes are 0.
-    present : Tensor, shape (C,), bool
+    known : Tensor, shape (C,), bool
+        The classes with a row that clients may be aligned with.
     q : Tensor, shape (K, C), float64
     """
     logits = torch.where(present[..., None], I.double(), 0.0)
     log_sigma = logits.log_softmax(-1)
     H = -(log_sigma.exp() * log_sigma).sum(-1)
-    voters = present
+    voters, known = present, present.any(0)
     if weights == "correct":
         right = present & (logits.argmax(-1) == torch.arange(logits.shape[-1], device=logits.device))
-        voters = torch.where(right.any(0), right, present)
+        known = right.any(0)
+        voters = torch.where(known, right, present)
     eps = 1e-8 if weights == "entropy" else math.log(logits.shape[-1])
     w = voters.double() if weights == "equal" else voters / (H + eps)
     q = w / w.sum(0).clamp_min(torch.finfo(w.dtype).tiny)
-    return torch.einsum("kc,kcj->cj", q, logits).float(), present.any(0), q
+    return torch.einsum("kc,kcj->cj", q, logits).float(), known, q

@@ -109,10 +109,11 @@ def test_bounded_weights_equal_the_loops_and_differ_by_at_most_two():
     assert (q.amax(0) <= 2 * q.amin(0)).all()
 
 
-def test_correct_weights_leave_out_clients_that_predict_another_class_unless_all_do():
+def test_correct_weights_leave_out_clients_that_predict_another_class():
     """Class 0: clients 0 and 1 predict it, client 2 predicts class 1, surely. Class 1: nobody predicts it."""
     I = torch.tensor([[[2.0, 0.0], [1.0, 0.0]], [[2.0, 0.0], [1.0, 0.0]], [[0.0, 50.0], [1.0, 0.0]]])
-    *_, q = aggregate_logits(I, torch.ones(3, 2, dtype=torch.bool), "correct")
+    _, known, q = aggregate_logits(I, torch.ones(3, 2, dtype=torch.bool), "correct")
+    assert known.tolist() == [True, False]
     torch.testing.assert_close(q, torch.tensor([[1 / 2, 1 / 3], [1 / 2, 1 / 3], [0, 1 / 3]], dtype=torch.float64))
 
 
