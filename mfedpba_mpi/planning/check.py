@@ -39,10 +39,12 @@ from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.observers import End, Observer
 from mfedpba_mpi.errors import PROGRAM, RunError, UserError
 from mfedpba_mpi.methods.params import METHODS
+from mfedpba_mpi.rng import generator
 
 MIN_CLIENTS = 4  # of the test runs; with more than five ranks each worker has a client
 MESSAGE_FLOATS = 30_000  # size of a timed message
 MESSAGE_REPEATS = 50
+SOLVER_TOLERANCE = 1e-6  # of the plans of L_align
 RankInfo = Mapping[str, Any]  # what `rank_info` returns
 
 
@@ -81,11 +83,27 @@ def check(directory: Path, device: str = "auto") -> Iterator[str | Table]:
             milliseconds = 1000 * message_seconds(comm, clients)
             yield f"messages: {bytes_of(4 * MESSAGE_FLOATS)} to each rank and back in {milliseconds:.2f} ms (median)"
         differing = [method for method in METHODS if not same_bits(method, clients, device, temporary, comm)]
+    if comm.is_server:
+        difference = solver_difference()
+        if not difference <= SOLVER_TOLERANCE:
+            raise RunError(f"Gromov-Wasserstein: our plans and POT's differ by {difference:.1e}; please report this")
+        yield f"Gromov-Wasserstein: our plans equal POT's to {difference:.0e}"
     runs = f"{comm.size} ranks and one process" if comm.size > 1 else "two runs in one process"
     if differing and comm.is_server:
         raise RunError(f"bits: results differ between {runs}: {', '.join(differing)}; please report this")
     yield f"bits: {count(len(METHODS), 'method')} with {count(clients, 'client')}: identical for {runs}"
     yield "check passed" if comm.size > 1 else f"check passed; to test MPI as well, run `mpirun -n 3 {PROGRAM} check`"
+
+
+def solver_difference() -> float:
+    """Largest difference between the plans of the two solvers of L_align, on a fixed problem of 10 classes."""
+    from mfedpba_mpi.methods.mfedpba import gromov
+
+    X = torch.from_numpy(generator(0, "check solvers").standard_normal((1, 10, 8)))
+    C1, C2 = (D / D.mean() for D in map(gromov.squared_distances, (X, X + 0.3 * X.roll(1, 1))))
+    identity, epsilon, tol = torch.eye(10, dtype=X.dtype)[None] / 10, 0.2, 1e-9
+    ours = gromov.entropic_gromov_wasserstein(C1, C2, epsilon, identity, torch.zeros_like(X[..., 0]), tol).T
+    return (ours - gromov.pot_gromov_wasserstein(C1, C2, epsilon, identity, tol)).abs().max().item()
 
 
 @contextmanager

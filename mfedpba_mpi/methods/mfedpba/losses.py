@@ -62,8 +62,8 @@ def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tu
     weights : str
         * ``entropy``: eps = 1e-8 as in the paper, so that a client with H near 0 has all the weight;
         * ``bounded``: eps = log C, the largest entropy, so that no client has more than twice the weight of another;
-        * ``correct``: as ``bounded``, over the clients whose prototype of class c predicts c. Where there are none, I_G,c
-          is the mean of ``bounded``, which L_align needs, but counts as absent, so that L_logit does not teach it;
+        * ``correct``: as ``bounded``, over the clients whose prototype of class c predicts c. Where there are none,
+          I_G,c is that of ``bounded`` for L_align, but L_logit leaves the class out;
         * ``equal``: q is constant (the paper's ablation "EA").
 
     Returns
