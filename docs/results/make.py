@@ -95,12 +95,13 @@ class Record:
         return difference_table(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
 
     def clients(self) -> Iterator[str]:
-        """For each cell of the table the accuracy of each client, a row a method."""
+        """For each problem, a cell of the table with its seed, the accuracy of each client, a row a method."""
         cells: dict[str, dict[str, list[list[float]]]] = {}
         for place, row in self.runs:
             if row["status"] == "complete":
                 accuracies = [float(x) for x in (*row["clients"].split(), row["last_five"])]
-                methods = cells.setdefault(", ".join([self.study.title, *_beside(place)]), {})
+                problem = [] if "problem_seed" in self.study.settings else [f"seed {place.labels[SEED]}"]
+                methods = cells.setdefault(", ".join([self.study.title, *_beside(place), *problem]), {})
                 methods.setdefault(place.labels["method"], []).append(accuracies)
         for title, methods in cells.items():
             heads, texts = client_cells(methods)

@@ -23,7 +23,11 @@ from mfedpba_mpi.models.architecture import FAMILIES
 from mfedpba_mpi.plugins import load_defaults
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
-ADDED = ("allow_synthetic", "clip")  # missing in logs of older versions, which behaved as with the default
+ADDED = (
+    "allow_synthetic",
+    "clip",
+    "problem_seed",
+)  # missing in logs of older versions, which behaved as with the default
 HARMLESS = ("allow_synthetic",)  # does not change results
 OPEN = {"clients": 0, "partition": ""}  # placeholders for values that depend on the data, see `fit_to_data`
 PARTITION_FILES = (".csv", ".h5")
@@ -62,6 +66,11 @@ class RunConfig:
         low=0, high=0.3, group=PROBLEM,
     )  # fmt: skip
     seed: int = option(0, "random seed  [default: 0]", low=0, high=2**63 - 1, group=PROBLEM)
+    problem_seed: int | None = option(
+        None, "seed that draws the clients' modalities, rows and networks; --seed then draws only the rest, such as "
+        "weights and shuffles [default: same as --seed]",
+        low=0, high=2**63 - 1, group=PROBLEM,
+    )  # fmt: skip
     allow_synthetic: bool = option(
         True, "whether to use a synthetic stand-in if the data are missing  [default: allowed]", group=PROBLEM
     )
@@ -162,9 +171,18 @@ class RunConfig:
         return config
 
     @property
+    def drawn_problem_seed(self) -> int:
+        """The seed that draws the problem: `problem_seed`, or `seed` without one."""
+        return self.seed if self.problem_seed is None else self.problem_seed
+
+    @property
     def run_name(self) -> str:
-        """``<dataset>-<partition>-<method>-s<seed>``, the default name of the run's directory."""
-        return f"{Path(self.dataset).stem}-{Path(self.partition).stem}-{self.method}-s{self.seed}"
+        """``<dataset>-<partition>-<method>-s<seed>``, the default name of the run's directory.
+
+        ``-p<problem seed>`` follows if there is one.
+        """
+        problem = "" if self.problem_seed is None else f"-p{self.problem_seed}"
+        return f"{Path(self.dataset).stem}-{Path(self.partition).stem}-{self.method}-s{self.seed}{problem}"
 
     @property
     def partition_file(self) -> Path | None:

@@ -57,7 +57,7 @@ class Screen(Observer):
             f"[bold]{METHODS[config.method].label}[/] on [bold]{info.name}[/] ({origin} data: {info.samples} samples, "
             f"{info.classes} classes, {count(start.problem.M, 'modality', 'modalities')}), "
             f"partition {config.partition}{skew}, {count(start.problem.K, 'client')}, fusion {config.fusion}, "
-            f"seed {config.seed}"
+            f"seed {config.seed}{'' if config.problem_seed is None else f', problem seed {config.problem_seed}'}"
         )
         self.console.print(settings_line(config), markup=False)
         self.measure = "validation accuracy" if config.validation else "accuracy"

@@ -54,7 +54,7 @@ def _ensure_shards(config: RunConfig, store: FeatureStore, scratch: Scratch, log
         given = logged if logged and gone else draw_partition(config, store.info, store.labels())
     key = shards_key(config, store, given)
     kind = Path(config.partition).stem[:40]
-    name = f"shards/{store.info.name}-{kind}-k{config.clients}-s{config.seed}-{key[:12]}.h5"
+    name = f"shards/{store.info.name}-{kind}-k{config.clients}-s{config.drawn_problem_seed}-{key[:12]}.h5"
     path, there = scratch.find(name, lambda path: has_shards(path, key))
     if not there:
         write_shards(path, store, given or draw_partition(config, store.info, store.labels()), key)
@@ -64,10 +64,10 @@ def _ensure_shards(config: RunConfig, store: FeatureStore, scratch: Scratch, log
 def draw_partition(config: RunConfig, info: Dataset, labels: np.ndarray) -> Partition:
     """The partition of the samples with these labels: drawn, or read from the partition file."""
     if config.partition_file:
-        return load_partition(config.partition_file, info, labels, config.seed, config.validation)
+        return load_partition(config.partition_file, info, labels, config.drawn_problem_seed, config.validation)
     return make_partition(
-        labels, len(info.modalities), config.clients, config.partition, config.alpha, config.seed, MIN_SAMPLES,
-        config.validation,
+        labels, len(info.modalities), config.clients, config.partition, config.alpha, config.drawn_problem_seed,
+        MIN_SAMPLES, config.validation,
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def draw_problem(config: RunConfig, info: Dataset, labels: np.ndarray, partition
     """The clients of a partition, with their networks drawn at random."""
     specs = []
     for k, owned in enumerate(partition.modalities):
-        rng = generator(config.seed, "architecture", k)
+        rng = generator(config.drawn_problem_seed, "architecture", k)
         drawn = tuple(sample_architecture(rng, info.modalities[m], config.families) for m in owned)
         counts = np.bincount(labels[partition.train[k]], minlength=info.classes)
         specs.append(ClientSpec(owned, drawn, counts, len(partition.test[k])))
@@ -84,7 +84,7 @@ def draw_problem(config: RunConfig, info: Dataset, labels: np.ndarray, partition
 
 def shards_key(config: RunConfig, store: FeatureStore, given: Partition | None = None) -> str:
     """A hash of everything the shards depend on: the data, and the partition's settings or the `given` partition."""
-    drawn = (REVISION, config.partition, config.clients, config.alpha, config.seed, config.validation)
+    drawn = (REVISION, config.partition, config.clients, config.alpha, config.drawn_problem_seed, config.validation)
     parts = (store.fingerprint, *((given.digest,) if given else drawn))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -142,10 +142,12 @@ def _average_by_round(run: Run) -> dict[int, float]:
 def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[list[str]]]:
     """Accuracy of every client in %, mean of the last five evaluated rounds: headers, and a row per group of runs.
 
-    Cells are mean ± deviation over the runs. Columns are the clients k0, k1, ... and Avg; for more than 24 clients,
+    Cells are mean ± deviation over the runs. A group of runs with different problem seeds, and so with different
+    clients, has a row for each problem. Columns are the clients k0, k1, ... and Avg; for more than 24 clients,
     quantiles over the clients. The remark on the data is in the first header, or in the rows if they have different
     ones.
     """
+    groups = _groups_by_problem(groups)
     tables = {name: [row for run in runs if (row := _client_row(run))] for name, runs in groups.items()}
     heads, cells = client_cells(tables)
     remarks = {name: joint_remark(run.remark for run in runs) for name, runs in groups.items()}
@@ -153,6 +155,25 @@ def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[l
     mixed = len(found) > 1
     rows = [[name + bracketed(remarks[name] if mixed else ""), *cells[name]] for name in tables]
     return [METHOD + bracketed("" if mixed else joint_remark(found)), *heads], rows
+
+
+def _groups_by_problem(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
+    """Split groups whose runs have different problems; the groups of a problem follow each other."""
+
+    def problem(run: Run) -> int:
+        config = run.attributes["config"]
+        own = config.get("problem_seed")
+        return config.get(SEED, 0) if own is None else own
+
+    problems = sorted({problem(run) for runs in groups.values() for run in runs})
+    if len(problems) < 2:
+        return {name: [*runs] for name, runs in groups.items()}
+    split = {
+        f"{name}, problem seed {seed}": [run for run in runs if problem(run) == seed]
+        for seed in problems
+        for name, runs in groups.items()
+    }
+    return {name: runs for name, runs in split.items() if runs}
 
 
 def client_cells(tables: Mapping[str, Sequence[Sequence[float]]]) -> tuple[list[str], dict[str, list[str]]]:

@@ -51,4 +51,4 @@ def memory(runs: Sequence[StudyRun], data_dir: Path, jobs: int, nodes: int) -> f
 def shard_key(config: RunConfig) -> tuple[Any, ...]:
     """The settings that determine the shards; runs with equal keys share them."""
     data = (config.dataset, config.samples, config.classes, config.dims)
-    return *data, config.partition, config.clients, config.alpha, config.seed, config.validation
+    return *data, config.partition, config.clients, config.alpha, config.drawn_problem_seed, config.validation

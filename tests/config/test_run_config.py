@@ -1,5 +1,6 @@
 """Settings: names, precedence, presets and errors."""
 
+import dataclasses
 import json
 
 import pytest
@@ -142,6 +143,7 @@ def test_a_partition_file_sets_the_number_of_clients(tmp_path):
     config = fit_to_data(make_config(given), _info(2))
     assert (config.clients, config.partition, config.alpha) == (2, str(path), None)
     assert config.run_name == "synthetic-mine-mfedpba-s0"
+    assert dataclasses.replace(config, problem_seed=3).run_name == "synthetic-mine-mfedpba-s0-p3"
     assert RunConfig.from_json(config.to_json()) == config
     assert fit_to_data(config, _info(2)) == config
     with pytest.raises(UserError, match=r"clients: 3, but .*mine\.csv has 2; leave --clients out"):

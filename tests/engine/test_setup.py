@@ -155,3 +155,16 @@ def test_a_data_directory_that_cannot_be_written_is_left_alone(tiny, tmp_path, m
 def test_a_partition_names_the_owner_of_every_sample(run):
     with pytest.raises(UserError, match=r"is for a dataset of 40 samples, but .* has 120; give the owner of every"):
         run("out", given=Partition.of(OWNER[:40], OWNED))
+
+
+def test_the_problem_seed_draws_partition_and_networks_and_the_seed_the_rest(run):
+    def drawn(out):
+        return out.as_partition().digest, list(out.partition["architectures"])
+
+    first, other = run("first", seed=5), run("other", seed=6)
+    assert drawn(first) != drawn(other)
+    same = run("same", seed=5, problem_seed=5)
+    assert (drawn(same), digests(same)) == (drawn(first), digests(first))
+    second = run("second", seed=6, problem_seed=5)
+    assert drawn(second) == drawn(first)
+    assert digests(second) != digests(first)

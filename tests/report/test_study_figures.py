@@ -154,6 +154,21 @@ def test_the_client_table_has_means_of_the_last_five_rounds_over_seeds():
     assert rows == [["A", "35.00 ± 7.07", "25.00 ± 7.07", "27.50 ± 7.07"]]
 
 
+def test_the_client_table_does_not_average_clients_of_different_problems():
+    def of(accuracy, **config):
+        run = a_run([accuracy])
+        run.attributes["config"] |= config
+        return run
+
+    fixed = [of(0.2, seed=0, problem_seed=0), of(0.4, seed=1, problem_seed=0)]
+    assert [row[:2] for row in client_table({"A": fixed})[1]] == [["A", "30.00 ± 14.14"]]
+    drawn = {name: [of(0.2, seed=0), of(0.4, seed=1, problem_seed=None)] for name in "AB"}
+    assert [row[:2] for row in client_table(drawn)[1]] == [
+        ["A, problem seed 0", "20.00"], ["B, problem seed 0", "20.00"],
+        ["A, problem seed 1", "40.00"], ["B, problem seed 1", "40.00"],
+    ]  # fmt: skip
+
+
 def test_the_client_table_of_many_clients_has_their_quantiles():
     headers, rows = client_table({"A": [a_run([np.arange(101) / 100])], "B": []})
     assert headers == ["method", "worst client", "25 %", "median", "75 %", "best client", "Avg"]
