@@ -139,6 +139,47 @@ def show(store: FeatureStore) -> None:
     console().print(table(["provenance", ""], provenance))
 
 
+@data.command("show", short_help="Draw a partition of a dataset.")
+@click.argument("name", metavar="NAME|FILE.h5")
+@click.option("--partition", metavar="m2|m1+|m1|FILE", help="[default: m2 if K <= M, m1+ if K > M]")
+@click.option("--clients", metavar="N", help="number of clients K  [default: number of modalities M]")
+@click.option("--alpha", metavar="X", help="label skew  [default: 0.5 if K > M, else no skew]")
+@click.option("--seed", metavar="N", default=0, show_default=True, help="random seed")
+@click.option("--out", type=PathType, metavar="FILE.png", help="[default: NAME-PARTITION-kK-sSEED.png]")
+@data_dir_option
+def show_partition(name: str, out: Path | None, data_dir: Path, **settings: object) -> None:
+    """Draw the modalities and training samples of every client, as a run with these settings has them.
+
+    \b
+    mfedpba-mpi data show youtube --partition m1+
+    mfedpba-mpi data show caltech101 --clients 50 --out caltech.png
+
+    Writes a PNG and a PDF. A missing dataset is replaced by its synthetic stand-in, which the figure says.
+    """
+    import numpy as np
+
+    from mfedpba_mpi.config.run_config import RunConfig
+    from mfedpba_mpi.data.sources import open_dataset, resolve
+    from mfedpba_mpi.engine.setup import draw_partition
+    from mfedpba_mpi.report.run_figures import circles
+    from mfedpba_mpi.report.style import MAX_NAME, label, save
+
+    check_data_dir(data_dir)
+    if out and (out.suffix != ".png" or out.is_dir()):
+        raise UserError(f"out: {out} is not a FILE.png; give for example --out partition.png")
+    given = {key: value for key, value in settings.items() if value is not None}
+    config = resolve(RunConfig.of(dataset=name, **given), data_dir)
+    store = open_dataset(config, data_dir)
+    arrays = draw_partition(config, store.info, store.labels()).arrays()
+    samples = np.diff(arrays["train_offsets"])[:, None] * arrays["modalities"]
+    remark = "synthetic data" if store.origin == "synthetic" else ""
+    names = [label(modality.name, MAX_NAME) for modality in store.info.modalities]
+    kind = Path(config.partition).stem
+    path = out or Path(f"{store.info.name}-{kind}-k{config.clients}-s{config.seed}.png")
+    save(circles(samples, names, remark), path.with_name(path.name.removesuffix(".png")))
+    click.echo(f"wrote {path} and .pdf{f' ({remark})' if remark else ''}")
+
+
 @data.command(short_help="Create a synthetic dataset.")
 @click.argument("name", metavar=f"{'|'.join(CATALOG)}|synthetic")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of the generator")

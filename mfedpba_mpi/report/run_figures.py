@@ -23,6 +23,7 @@ from mfedpba_mpi.report.style import (
     PAGE,
     PALETTE,
     NoData,
+    add_note,
     add_remark,
     colour,
     label,
@@ -47,12 +48,17 @@ def partition(run: Run) -> Figure:
     clients.
     """
     samples = np.diff(run.partition["train_offsets"])[:, None] * run.partition["modalities"]  # (K, M)
+    return circles(samples, modality_names(run), run.remark)
+
+
+@styled()
+def circles(samples: np.ndarray, names: Sequence[str], remark: str = "") -> Figure:
+    """The figure `partition` of the training samples (K, M) of each client and modality, with a remark on the data."""
     K, M = samples.shape
     group = -(-K // MAX_COLUMNS)
     means = np.stack([part.mean(axis=0) for part in np.split(samples, range(group, K, group))])
     rows = -(-len(means) // MAX_PER_ROW)
     across = -(-len(means) // rows)
-    names = modality_names(run)
     width = COLUMN if across <= 12 else PAGE
     cell = min(0.3, (width - 0.5 - 0.06 * max(map(len, names))) / across)
     height = rows * (M * max(cell, 0.12) + 0.22) + 0.6
@@ -72,7 +78,8 @@ def partition(run: Run) -> Figure:
     largest = f"{means.max():.4g} training samples"
     text = f"largest circle: {largest}" if group == 1 else f"means of {group} clients; largest circle: {largest}"
     grid[0, 0].set_title(text, fontsize=7, loc="right", color=GREY)
-    add_remark(drawing, [run])
+    if remark:
+        add_note(drawing, remark)
     return drawing
 
 

@@ -40,6 +40,22 @@ def test_inspect_marks_a_stand_in_as_synthetic(tmp_path: Path) -> None:
     assert "60 samples, 3 classes (20 to 20 samples, median 20), 2 modalities" in output
 
 
+@pytest.mark.parametrize("partition", ["m1", "m2", "m1+"])
+def test_show_draws_a_partition_without_a_run(partition: str, tmp_path: Path) -> None:
+    call(tmp_path, "synthesize", *SHAPE)
+    options = ("--partition", partition, "--clients", 4, "--seed", 1, "--out", tmp_path / "own.png")
+    output = call(tmp_path, "show", "synthetic-n60-c3-d6x10", *options)
+    assert "own.png" in output
+    assert "synthetic data" in output
+    assert (tmp_path / "own.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "own.pdf").is_file()
+
+
+def test_show_refuses_other_files_than_png(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a FILE\.png"):
+        call(tmp_path, "show", "youtube", "--out", "own.jpg")
+
+
 def test_inspect_shows_real_sparse_data(shared_data: Path, tmp_path: Path) -> None:
     call(tmp_path, "import", "reuters_600", "--from", shared_data / "reuters_600.h5")
     output = call(tmp_path, "inspect", tmp_path / "reuters_600.h5")
