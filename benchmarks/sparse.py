@@ -60,7 +60,9 @@ def epoch(values: np.ndarray | csr_array, architecture: Architecture, sparse: bo
     def steps() -> None:
         for start in range(0, ROWS, B):
             chain.forward(rows.batch(start, start + B))
-            chain.backward(g.clone(), 0.005, False)
+            chain.gradient(g.clone(), False)
+            for leaf in chain.leaves():
+                leaf.step(0.005)
 
     return steps
 

@@ -25,11 +25,11 @@ from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import UserError, check_finite
 from mfedpba_mpi.methods.state import Stateful
-from mfedpba_mpi.methods.training import Epoch, GradientNorm, Loss, ModalityRows, clip_gradients
+from mfedpba_mpi.methods.training import Clipping, Epoch, GradientNorm, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.inputs import modality_rows
-from mfedpba_mpi.models.manual_sgd import Pass, training_pass
+from mfedpba_mpi.models.manual_sgd import training_pass
 from mfedpba_mpi.rng import generator, seeded
 
 MIN_BATCHNORM_BATCH = 4  # smallest last batch if the model has BatchNorm, see `Client.epoch`
@@ -183,43 +183,31 @@ class Client(Stateful, ABC):
         if gradients are tracked.
         """
         lr, passes = self.rates()[0], [training_pass(extractor) for extractor in self.model.extractors]
-        clip = self.config.clip
         means = torch.zeros(len(self.terms), device=self.device)
         gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
+            of_extractors = [(leaf, lr) for extractor in passes for leaf in extractor.leaves()]
+            leaves = [(leaf, rate) for leaf, rate in [*loss.leaves(), *of_extractors] if rate]
+            clipping = Clipping([leaf for leaf, _ in leaves], self.config.clip) if self.config.clip else None
             uses_autograd = loss.uses_autograd or any(extractor.uses_autograd for extractor in passes)
             # inference mode is a tenth faster
             with torch.no_grad() if uses_autograd else torch.inference_mode():
                 for batch, rows, xs in gradients.watch(epoch.batches()) if gradients else epoch.batches():
                     Z = torch.stack([extractor.forward(x) for extractor, x in zip(passes, xs, strict=True)])
-                    if clip:
-                        self._clipped_step(loss, passes, loss.gradient(batch, rows, Z), lr, clip)
-                        continue
-                    gZ = loss.step(batch, rows, Z)
-                    for extractor, g in zip(passes, gZ, strict=True):
+                    for extractor, g in zip(passes, loss.gradient(batch, rows, Z), strict=True):
                         if extractor.trainable:
-                            extractor.backward(g, lr, needs_input_grad=False)
+                            extractor.gradient(g, needs_input_grad=False)
+                    factor = clipping.factor() if clipping else 1.0
+                    for leaf, rate in leaves:
+                        leaf.step(factor * rate)
                 means += loss.means() / self.config.epochs
         self.losses = dict(zip(self.terms, means.tolist(), strict=True))
         self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
             check_finite(f"client {self.k}, round {t}: loss term {term}", value, "lower --lr")
-
-    @staticmethod
-    def _clipped_step(loss: Loss, passes: Sequence[Pass], gZ: Tensor, lr: float, max_norm: float) -> None:
-        """An SGD step of everything that the client trains, with a joint gradient norm of at most `max_norm`."""
-        leaves: list[Pass] = []
-        for extractor, g in zip(passes, gZ, strict=True):
-            if extractor.trainable:
-                extractor.gradient(g, needs_input_grad=False)
-                leaves += extractor.leaves() if lr else []
-        factor = clip_gradients([loss, *leaves], max_norm)
-        loss.update(factor)
-        for leaf in leaves:
-            leaf.step(factor * lr)
 
     def uploaded_classes(self) -> Tensor:
         """(C,) bool: this client uploads its prototype of class c, see `Problem.uploaded_classes`."""

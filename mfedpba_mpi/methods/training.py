@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.models.client_model import Rows
 from mfedpba_mpi.models.inputs import DenseRows, SparseRows
-from mfedpba_mpi.models.manual_sgd import Pass, norm2_linear, norm2_of, step_linear
+from mfedpba_mpi.models.manual_sgd import BuiltGradient, JointNorm, Leaf, LinearPass
 
 if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Client
@@ -89,22 +89,8 @@ class Loss(ABC):
         """
 
     @abstractmethod
-    def update(self, factor: float = 1.0) -> None:
-        """Make an SGD step with the stored gradients, times `factor`."""
-
-    @abstractmethod
-    def norm2(self) -> Tensor:
-        """Squared norm of the stored gradients, a scalar."""
-
-    @abstractmethod
-    def scale(self, factor: Tensor) -> None:
-        """Multiply the stored gradients by a scalar tensor."""
-
-    def step(self, number: int, rows: slice, Z: Tensor) -> Tensor:
-        """`gradient`, then `update`."""
-        gZ = self.gradient(number, rows, Z)
-        self.update()
-        return gZ
+    def leaves(self) -> list[tuple[Leaf, float]]:
+        """The trained parameters except the extractors', with their learning rates."""
 
     @abstractmethod
     def means(self) -> Tensor:
@@ -115,35 +101,39 @@ BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
 """``loss(number, rows, Z) -> (loss, terms)`` of a batch; parameters as in `Loss.step`."""
 
 
+class Group(BuiltGradient):
+    """Parameters of one learning rate."""
+
+    def __init__(self, parameters: Sequence[Tensor]):
+        self.weights = parameters
+
+    def step(self, lr: float) -> None:
+        sgd_step(self.weights, self.gradients, lr)
+
+
 class AutogradLoss(Loss):
     """A loss given as a function of the features and differentiated by autograd."""
 
     uses_autograd = True
 
     def __init__(self, client: Client, function: BatchLoss):
-        self.function, self.groups = function, client.rates()[1]
-        self.parameters = [p for group, _ in self.groups for p in group]
+        self.function = function
+        self.groups = [(Group(parameters), lr) for parameters, lr in client.rates()[1] if parameters]
+        self.parameters = [p for group, _ in self.groups for p in group.weights]
         self.terms: list[Tensor] = []
 
     def gradient(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         with torch.enable_grad():
             loss, terms = self.function(number, rows, Z.requires_grad_())
-            gZ, *self.gradients = torch.autograd.grad(loss, [Z, *self.parameters], materialize_grads=True)
+            gZ, *gradients = torch.autograd.grad(loss, [Z, *self.parameters], materialize_grads=True)
+        for group, _ in self.groups:
+            group.gradients = gradients[: len(group.weights)]
+            del gradients[: len(group.weights)]
         self.terms.append(torch.stack(tuple(terms)).detach())
         return gZ
 
-    def update(self, factor: float = 1.0) -> None:
-        start = 0
-        for group, lr in self.groups:
-            sgd_step(group, self.gradients[start : start + len(group)], factor * lr)
-            start += len(group)
-
-    def norm2(self) -> Tensor:
-        trained = [lr > 0 for group, lr in self.groups for _ in group]
-        return norm2_of([g for g, is_trained in zip(self.gradients, trained, strict=True) if is_trained])
-
-    def scale(self, factor: Tensor) -> None:
-        self.gradients = [g * factor for g in self.gradients]
+    def leaves(self) -> list[tuple[Leaf, float]]:
+        return list(self.groups)
 
     def means(self) -> Tensor:
         return torch.stack(self.terms).mean(0)
@@ -163,32 +153,24 @@ class HeadLoss(Loss):
         self.trains = bool(parameters)  # False if the classifier is frozen
         if self.trains and {*parameters} != {*head.parameters()}:
             raise TypeError(f"{type(self).__name__} can only train the whole classifier; use AutogradLoss instead")
-        self.W, self.b = head.weight.detach(), head.bias.detach()
-        self.W_t = self.W.t()
-        self.Y = F.one_hot(epoch.y, client.problem.C).to(self.W.dtype)
+        self.head = LinearPass(head)
+        self.Y = F.one_hot(epoch.y, client.problem.C).to(head.weight.dtype)
         self.Z: list[Tensor] = []  # features and logits of all batches so far
         self.logits: list[Tensor] = []
 
     def gradient(self, number: int, rows: slice, Z: Tensor) -> Tensor:
         z = self.model.fuse(Z)
-        self.flat = flat = z.flatten(0, 1)
-        logits = torch.addmm(self.b, flat, self.W_t).view(z.shape[0], z.shape[1], -1)
+        flat = z.flatten(0, 1)
+        logits = self.head.forward(flat).view(z.shape[0], z.shape[1], -1)
         self.Z.append(Z)
         self.logits.append(logits)
         g = logits.softmax(-1).sub_(self.Y[rows]).div_(flat.shape[0])
-        self.g = g = self.on_logits(number, rows, logits, g).flatten(0, 1)
-        gz = self.on_fused(number, rows, z, g.mm(self.W).view_as(z))
+        g = self.on_logits(number, rows, logits, g).flatten(0, 1)
+        gz = self.on_fused(number, rows, z, self.head.gradient(g, needs_input_grad=True).view_as(z))
         return self.on_features(number, rows, Z, self.model.unfuse(gz, Z.shape[0]))
 
-    def update(self, factor: float = 1.0) -> None:
-        if self.trains:
-            step_linear(self.W, self.b, self.flat, self.g, factor * self.lr)
-
-    def norm2(self) -> Tensor:
-        return norm2_linear(self.flat, self.g) if self.trains and self.lr else self.g.new_zeros(())
-
-    def scale(self, factor: Tensor) -> None:
-        self.g = self.g * factor
+    def leaves(self) -> list[tuple[Leaf, float]]:
+        return [(self.head, self.lr)] if self.trains else []
 
     def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
         """Add further terms to the gradient g (items, b, C) of the logits."""
@@ -222,20 +204,26 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items))
 
 
-def clip_gradients(parts: Sequence[Loss | Pass], max_norm: float) -> float:
-    """Bound the joint norm of the stored gradients, as `clip_grad_norm_` of torch does.
+class Clipping:
+    """Bounds the joint norm of the gradients of some leaves, as `clip_grad_norm_` of torch does."""
 
-    On a GPU the gradients are scaled there, without a host synchronisation, and the result is 1. On the CPU the result
-    is the factor by which the step is to be multiplied, so that a step that needs no clipping keeps its bits. A norm
-    that is not finite makes the factor NaN, so that the run fails instead of skipping the step.
-    """
-    norm = torch.stack([part.norm2() for part in parts]).sum().sqrt()
-    factor = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), math.nan)
-    if norm.device.type == "cpu":
-        return factor.item()
-    for part in parts:
-        part.scale(factor)
-    return 1.0
+    def __init__(self, leaves: Sequence[Leaf], max_norm: float):
+        self.leaves, self.max_norm, self.norm = leaves, max_norm, JointNorm(leaves)
+
+    def factor(self) -> float:
+        """The number by which the step is to be multiplied; 1 if it needs no clipping, so that it keeps its bits.
+
+        On a GPU the gradients are scaled there, without a host synchronisation, and the result is 1. A norm that is
+        not finite makes the factor NaN, so that the run fails instead of skipping the step.
+        """
+        norm2 = self.norm.norm2()
+        if norm2.device.type == "cpu":
+            value = norm2.item()  # rounding may make it negative
+            return min(1.0, self.max_norm / (max(value, 0.0) ** 0.5 + 1e-6)) if math.isfinite(value) else math.nan
+        factor = (self.max_norm / (norm2.clamp(min=0).sqrt() + 1e-6)).clamp(max=1.0)
+        for leaf in self.leaves:
+            leaf.scale(torch.where(norm2.isfinite(), factor, math.nan))
+        return 1.0
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ def _onednn_disabled(disable: bool) -> Iterator[None]:
 
 
 class Pass(ABC):
-    """Forward and backward pass of one layer, with the SGD update of its weights."""
+    """Forward and backward pass of one layer; its `leaves` make the SGD step."""
 
     uses_autograd = False
     trainable = True  # whether the layer has weights to train
@@ -63,47 +63,39 @@ class Pass(ABC):
         needs_input_grad : if false, the return value is undefined.
         """
 
+    def leaves(self) -> list[Leaf]:
+        """The layers that have weights themselves."""
+        return []
+
+
+class LinearLeaf(Pass):
+    """A Linear layer y = x W^T + b; stores its input x (B, inputs) and the gradient g (B, outputs) of y."""
+
+    x: Any
+    g: Tensor
+
+    @abstractmethod
     def step(self, lr: float) -> None:
-        """Update the weights, w <- w - lr dL/dw, with the gradient of the last call of `gradient`."""
-        assert not self.trainable
+        """Update the weights, w <- w - lr dL/dw."""
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        """`gradient`, then `step`, layer by layer."""
-        gx = self.gradient(g, needs_input_grad)
-        self.step(lr)
-        return gx
+    def leaves(self) -> list[Leaf]:
+        return [self]
 
-    def leaves(self) -> list[Pass]:
-        """The passes that have weights themselves."""
-        return [self] if self.trainable else []
-
-    def norm2(self) -> Tensor:
-        """||dL/dw||^2 of the stored gradient, a scalar; only for `leaves`."""
-        raise AssertionError(f"{type(self).__name__} has no weights of its own")
+    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
+        self.g, self.g_t = g, g.t()
+        return g
 
     def scale(self, factor: Tensor) -> None:
-        """Multiply the stored gradient by a scalar tensor; only for `leaves`."""
-        raise AssertionError(f"{type(self).__name__} has no weights of its own")
+        """Multiply the stored gradient by a scalar tensor."""
+        self.g = self.g * factor
+        self.g_t = self.g.t()
+
+    def dense(self) -> Tensor:
+        """The stored input x."""
+        return self.x
 
 
-def step_linear(W: Tensor, b: Tensor, x: Tensor, g: Tensor, lr: float) -> None:
-    """SGD step of y = x W^T + b, from the input x (B, inputs) and the gradient g (B, outputs) of y."""
-    g_t = g.t()
-    W.addmm_(g_t, x, alpha=-lr)
-    b.addmv_(g_t, _ones(g.shape[0], g.dtype, g.device), alpha=-lr)
-
-
-@cache
-def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(n, dtype=dtype, device=device)
-
-
-def norm2_linear(x: Tensor, g: Tensor) -> Tensor:
-    """||dW||_F^2 + ||db||^2 = <g g^T, x x^T + 1> of `step_linear`, without building dW = g^T x."""
-    return torch.dot(g.mm(g.t()).view(-1), x.mm(x.t()).add_(1).view(-1))
-
-
-class LinearPass(Pass):
+class LinearPass(LinearLeaf):
     """y = x W^T + b."""
 
     def __init__(self, layer: nn.Linear):
@@ -115,20 +107,20 @@ class LinearPass(Pass):
         return torch.addmm(self.b, x, self.W_t)
 
     def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
-        self.g = g
+        self.g, self.g_t = g, g.t()
         return g.mm(self.W) if needs_input_grad else g
 
     def step(self, lr: float) -> None:
-        step_linear(self.W, self.b, self.x, self.g, lr)
-
-    def norm2(self) -> Tensor:
-        return norm2_linear(self.x, self.g)
-
-    def scale(self, factor: Tensor) -> None:
-        self.g = self.g * factor
+        self.W.addmm_(self.g_t, self.x, alpha=-lr)
+        self.b.addmv_(self.g_t, _ones(len(self.g), self.g.dtype, self.g.device), alpha=-lr)
 
 
-class SparseLinearPass(Pass):
+@cache
+def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(n, dtype=dtype, device=device)
+
+
+class SparseLinearPass(LinearLeaf):
     """Linear layer on sparse rows; updates only the weight rows of nonzero inputs."""
 
     def __init__(self, layer: SparseLinear):
@@ -138,20 +130,13 @@ class SparseLinearPass(Pass):
         self.x = x
         return self.layer(x)
 
-    def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
-        self.g = g
-        return g
-
     def step(self, lr: float) -> None:
         rows = self.g.repeat_interleave(self.x.offsets.diff(), 0, output_size=len(self.x.values))
         self.W.index_add_(0, self.x.indices, self.x.values[:, None] * rows, alpha=-lr)
         self.b.sub_(self.g.sum(0), alpha=lr)
 
-    def norm2(self) -> Tensor:
-        return norm2_linear(self.x.dense(), self.g)
-
-    def scale(self, factor: Tensor) -> None:
-        self.g = self.g * factor
+    def dense(self) -> Tensor:
+        return self.x.dense()
 
 
 class ReLUPass(Pass):
@@ -167,29 +152,72 @@ class ReLUPass(Pass):
         return relu_backward(g, self.y, 0, grad_input=g)
 
 
-class BuiltGradientPass(Pass):
-    """A pass that builds the gradients of its weights, in `gradients`."""
+class BuiltGradient:
+    """Weights with built gradients, in `gradients`."""
 
     weights: Sequence[Tensor]
     gradients: Sequence[Tensor]
 
+    def leaves(self) -> list[Leaf]:
+        return [self] if self.weights else []
+
     def step(self, lr: float) -> None:
+        """Update the weights, w <- w - lr dL/dw."""
         for w, gw in zip(self.weights, self.gradients, strict=True):
             w.sub_(gw, alpha=lr)
 
-    def norm2(self) -> Tensor:
-        return norm2_of(self.gradients)
-
     def scale(self, factor: Tensor) -> None:
+        """Multiply the gradients by a scalar tensor."""
         self.gradients = [gw * factor for gw in self.gradients]
 
 
-def norm2_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Sum of squares of all elements of some tensors."""
-    return torch.stack(torch._foreach_norm(list(gradients))).square().sum() if gradients else torch.zeros(())
+Leaf = LinearLeaf | BuiltGradient
+"""Weights and their gradients: what an SGD step changes."""
 
 
-class ConvolutionPass(BuiltGradientPass):
+class JointNorm:
+    """The joint norm of the gradients of some leaves, without building dW = g^T x of Linear layers.
+
+    For these, ||dW||_F^2 + ||db||^2 = <g g^T, x x^T + 1>. The products g g^T of all layers lie in one vector, those
+    x x^T in another, so that one dot product adds all layers.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]):
+        self.linear = [leaf for leaf in leaves if isinstance(leaf, LinearLeaf)]
+        self.built = [leaf for leaf in leaves if isinstance(leaf, BuiltGradient)]
+        self.products: dict[int, tuple[Tensor, Tensor, list[tuple[LinearLeaf, Tensor, Tensor]]]] = {}  # by batch size
+
+    def norm2(self) -> Tensor:
+        """The square of the norm, a scalar."""
+        parts = [self._linear()] if self.linear else []
+        if self.built:
+            gradients = [gw for leaf in self.built for gw in leaf.gradients]
+            vectors = [gw for gw in gradients if gw.dim() == 1]  # many and short
+            others = [gw for gw in gradients if gw.dim() != 1]
+            norms = torch.stack(torch._foreach_norm([*others, torch.cat(vectors)] if vectors else others))
+            parts.append(norms.dot(norms))
+        return sum(parts[1:], parts[0]) if parts else torch.zeros(())
+
+    def _linear(self) -> Tensor:
+        batch = len(self.linear[0].g)
+        if batch not in self.products:
+            self.products[batch] = self._allocate()
+        X, G, products = self.products[batch]
+        for leaf, xx, gg in products:
+            x = leaf.dense()
+            torch.mm(x, x.t(), out=xx)
+            torch.mm(leaf.g, leaf.g_t, out=gg)
+        return X.add_(1).dot(G)
+
+    def _allocate(self) -> tuple[Tensor, Tensor, list[tuple[LinearLeaf, Tensor, Tensor]]]:
+        rows = [len(leaf.g) for leaf in self.linear]
+        sizes = [n * n for n in rows]
+        X, G = self.linear[0].g.new_empty(2, sum(sizes))
+        views = [[part.view(n, n) for n, part in zip(rows, v.split(sizes), strict=True)] for v in (X, G)]
+        return X, G, list(zip(self.linear, *views, strict=True))
+
+
+class ConvolutionPass(BuiltGradient, Pass):
     """2-D convolution by oneDNN, except the backward pass of small images."""
 
     def __init__(self, layer: nn.Conv2d):
@@ -267,16 +295,11 @@ class ParallelPass(Pass):
             branch.gradient(part, needs_input_grad)
         return g
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        for branch, part in zip(self.branches, g.split(self.widths, 1), strict=True):
-            branch.backward(part, lr, needs_input_grad)
-        return g
-
-    def leaves(self) -> list[Pass]:
+    def leaves(self) -> list[Leaf]:
         return [leaf for branch in self.branches for leaf in branch.leaves()]
 
 
-class BatchNormPass(BuiltGradientPass):
+class BatchNormPass(BuiltGradient, Pass):
     """BatchNorm in training mode: normalises by the batch statistics and updates the running ones."""
 
     def __init__(self, layer: nn.BatchNorm1d):
@@ -310,15 +333,11 @@ class ResidualPass(Pass):
         gx = self.branch.gradient(g.clone(), needs_input_grad)
         return gx + (self.skip.gradient(g, needs_input_grad) if self.skip else g)
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        gx = self.branch.backward(g.clone(), lr, needs_input_grad)
-        return gx + (self.skip.backward(g, lr, needs_input_grad) if self.skip else g)
-
-    def leaves(self) -> list[Pass]:
-        return [*self.branch.leaves(), *([self.skip] if self.skip else [])]
+    def leaves(self) -> list[Leaf]:
+        return [*self.branch.leaves(), *(self.skip.leaves() if self.skip else [])]
 
 
-class AutogradPass(BuiltGradientPass):
+class AutogradPass(BuiltGradient, Pass):
     """Any module, differentiated by autograd.
 
     As in plain PyTorch, parameters that are frozen or receive no gradient stay unchanged.
@@ -371,12 +390,7 @@ class SequentialPass(Pass):
             g = layer.gradient(g, has_trainable_before or needs_input_grad)
         return g
 
-    def backward(self, g: Tensor, lr: float, needs_input_grad: bool) -> Tensor:
-        for layer, has_trainable_before in self.backward_order:
-            g = layer.backward(g, lr, has_trainable_before or needs_input_grad)
-        return g
-
-    def leaves(self) -> list[Pass]:
+    def leaves(self) -> list[Leaf]:
         return [leaf for layer in self.passes for leaf in layer.leaves()]
 
 
