@@ -98,7 +98,7 @@ class Loss(ABC):
 
 
 BatchLoss = Callable[[int, slice, Tensor], tuple[Tensor, Sequence[Tensor]]]
-"""``loss(number, rows, Z) -> (loss, terms)`` of a batch; parameters as in `Loss.step`."""
+"""``loss(number, rows, Z) -> (loss, terms)`` of a batch; parameters as in `Loss.gradient`."""
 
 
 class Group(BuiltGradient):
