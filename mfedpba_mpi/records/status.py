@@ -155,7 +155,8 @@ def _state_of(
     late = age > (max(_STALL_SECONDS, 10 * seconds.max()) if len(seconds) else _FIRST_STALL_SECONDS)
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age))
     if alive:
-        return RunState(RUNNING, f"its process is alive, but the log has not changed since {since}" * late, *numbers)
+        reason = f"its process is alive, but the log has not changed since {since}" if late else ""
+        return RunState(RUNNING, reason, *numbers)
     if run.status != RUNNING:
         return RunState(run.status, str(run.attributes.get("reason", "")), *numbers)
     if alive is False:

@@ -36,6 +36,14 @@ def test_a_directory_tells_how_far_its_run_is(finished, tmp_path):
     assert overview([state, state, damaged, read_state(tmp_path / "nowhere")]) == "2 complete, 1 interrupted, 1 waiting"
 
 
+def test_the_state_of_a_running_run_with_slow_rounds(finished, monkeypatch):
+    run = finished()
+    run.rounds["seconds_total"][:] = 1000.0
+    monkeypatch.setattr("mfedpba_mpi.records.status.load_run", lambda path: run)
+    with locked(run.path.parent):
+        assert (read_state(run.path.parent).status, read_state(run.path.parent).reason) == ("running", "")
+
+
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_a_name_in_the_lock_is_not_enough(tmp_path, host):
     assert not held(tmp_path)
