@@ -29,7 +29,7 @@ from mfedpba_mpi.methods.training import Clipping, Epoch, GradientNorm, Loss, Mo
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.inputs import modality_rows
-from mfedpba_mpi.models.manual_sgd import training_pass
+from mfedpba_mpi.models.manual_sgd import Leaf, Pass, training_pass
 from mfedpba_mpi.rng import generator, seeded
 
 MIN_BATCHNORM_BATCH = 4  # smallest last batch if the model has BatchNorm, see `Client.epoch`
@@ -173,7 +173,7 @@ class Client(Stateful, ABC):
         if self.model.has_batchnorm and n - cuts[-1][0] < min(MIN_BATCHNORM_BATCH, size) and len(cuts) > 1:
             cuts.pop()
         index = torch.from_numpy(order).to(self.device)
-        return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts)
+        return Epoch([x.take(order) for x in self.train_rows], self.train_labels[index], cuts, index)
 
     @torch.no_grad()
     def train(self, t: int, make_loss: Callable[[Epoch], Loss]) -> None:
@@ -191,7 +191,7 @@ class Client(Stateful, ABC):
             loss = make_loss(epoch)
             of_extractors = [(leaf, lr) for extractor in passes for leaf in extractor.leaves()]
             leaves = [(leaf, rate) for leaf, rate in [*loss.leaves(), *of_extractors] if rate]
-            clipping = Clipping([leaf for leaf, _ in leaves], self.config.clip) if self.config.clip else None
+            clipping = self._clipping(passes, epoch, [leaf for leaf, _ in leaves]) if self.config.clip else None
             uses_autograd = loss.uses_autograd or any(extractor.uses_autograd for extractor in passes)
             # inference mode is a tenth faster
             with torch.no_grad() if uses_autograd else torch.inference_mode():
@@ -200,7 +200,7 @@ class Client(Stateful, ABC):
                     for extractor, g in zip(passes, loss.gradient(batch, rows, Z), strict=True):
                         if extractor.trainable:
                             extractor.gradient(g, needs_input_grad=False)
-                    factor = clipping.factor() if clipping else 1.0
+                    factor = clipping.factor(batch) if clipping else 1.0
                     for leaf, rate in leaves:
                         leaf.step(factor * rate)
                 means += loss.means() / self.config.epochs
@@ -208,6 +208,12 @@ class Client(Stateful, ABC):
         self.gradient_norm2 = gradients.mean() if gradients else math.nan
         for term, value in self.losses.items():
             check_finite(f"client {self.k}, round {t}: loss term {term}", value, "lower --lr")
+
+    def _clipping(self, passes: Sequence[Pass], epoch: Epoch, leaves: Sequence[Leaf]) -> Clipping:
+        """Return the clipping of an epoch, with the products of input rows where they are kept."""
+        inputs = zip([extractor.input_leaf() for extractor in passes], self.train_rows, strict=True)
+        given = {leaf: x.batch_products(epoch.order, epoch.cuts) for leaf, x in inputs if leaf and x.keeps_gram}
+        return Clipping(leaves, self.config.clip, given)
 
     def uploaded_classes(self) -> Tensor:
         """(C,) bool: this client uploads its prototype of class c, see `Problem.uploaded_classes`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mfedpba_mpi.models.client_model import Rows
 from mfedpba_mpi.models.inputs import DenseRows, SparseRows
-from mfedpba_mpi.models.manual_sgd import BuiltGradient, JointNorm, Leaf, LinearPass
+from mfedpba_mpi.models.manual_sgd import BuiltGradient, JointNorm, Leaf, LinearLeaf, LinearPass
 
 if TYPE_CHECKING:
     from mfedpba_mpi.methods.base import Client
@@ -32,11 +32,13 @@ class Epoch:
     xs : the rows of each modality, in the order of the epoch.
     y : (n,) their classes.
     cuts : (start, stop) of each batch.
+    order : (n,) the rows' numbers among the client's training rows.
     """
 
     xs: Sequence[ModalityRows]
     y: Tensor
     cuts: Sequence[tuple[int, int]]
+    order: Tensor
 
     def batches(self) -> Iterator[Batch]:
         """Yield (batch number, rows, inputs) of each batch."""
@@ -205,18 +207,25 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 class Clipping:
-    """Bounds the joint norm of the gradients of some leaves, as `clip_grad_norm_` of torch does."""
+    """Bounds the joint norm of the gradients of some leaves, as `clip_grad_norm_` of torch does.
 
-    def __init__(self, leaves: Sequence[Leaf], max_norm: float):
-        self.leaves, self.max_norm, self.norm = leaves, max_norm, JointNorm(leaves)
+    Parameters
+    ----------
+    given : see `JointNorm`.
+    """
 
-    def factor(self) -> float:
-        """The number by which the step is to be multiplied; 1 if it needs no clipping, so that it keeps its bits.
+    def __init__(
+        self, leaves: Sequence[Leaf], max_norm: float, given: Mapping[LinearLeaf, Sequence[Tensor]] | None = None
+    ):
+        self.leaves, self.max_norm, self.norm = leaves, max_norm, JointNorm(leaves, given)
+
+    def factor(self, number: int = 0) -> float:
+        """The factor of a batch's step; 1 if it needs no clipping, so that the step keeps its bits.
 
         On a GPU the gradients are scaled there, without a host synchronisation, and the result is 1. A norm that is
         not finite makes the factor NaN, so that the run fails instead of skipping the step.
         """
-        norm2 = self.norm.norm2()
+        norm2 = self.norm.norm2(number)
         if norm2.device.type == "cpu":
             value = norm2.item()  # rounding may make it negative
             return min(1.0, self.max_norm / (max(value, 0.0) ** 0.5 + 1e-6)) if math.isfinite(value) else math.nan

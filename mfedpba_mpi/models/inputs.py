@@ -6,7 +6,10 @@ depend on the alignment, bit for bit.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,14 +17,48 @@ import torch
 from torch import Tensor
 
 
+class GramRows(ABC):
+    """Rows whose products x_i . x_j are computed once, for the gradient norms of a Linear layer that receives them."""
+
+    width: int
+    gram: Tensor  # x_i . x_j of all rows, (N, N)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    def keeps_gram(self) -> bool:
+        """Whether `gram` is worth its memory; otherwise the products of a batch are computed when needed."""
+        return keeps_gram(len(self), self.width)
+
+    def batch_products(self, order: Tensor, cuts: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Return x x^T (b, b) of each batch of the rows in `order`; all batches but the last have the same size."""
+        full = order[: cuts[-1][0]].view(-1, cuts[0][1])
+        last = order[slice(*cuts[-1])]
+        return [*self.gram[full[:, :, None], full[:, None]], self.gram[last[:, None], last]]
+
+
+def keeps_gram(n: int, width: int) -> bool:
+    """Whether the products of n rows are kept: they then take at most twice the memory of the rows themselves."""
+    return n <= 2 * width
+
+
 @dataclass
-class DenseRows:
+class DenseRows(GramRows):
     """All rows of one modality of one client: a dense tensor (N, width)."""
 
     values: Tensor
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return self.values.shape[1]
+
+    @cached_property
+    def gram(self) -> Tensor:  # type: ignore[override]
+        return self.values @ self.values.T
 
     def take(self, rows: np.ndarray) -> DenseRows:
         """Copy the given rows, in the given order."""
@@ -33,7 +70,7 @@ class DenseRows:
 
 
 @dataclass
-class SparseRows:
+class SparseRows(GramRows):
     """Rows in CSR format: row i has `values` at the columns `indices`, both from offsets[i] to offsets[i + 1].
 
     indices (nnz,) int64, values (nnz,) float32, offsets (B + 1,) int64. `bounds` is a copy of the offsets on the host:
@@ -48,6 +85,12 @@ class SparseRows:
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
+
+    @cached_property
+    def gram(self) -> Tensor:  # type: ignore[override]
+        values, indices = self.values.cpu().numpy(), self.indices.cpu().numpy()
+        rows = sp.csr_array((values, indices, self.bounds), shape=(len(self), self.width))
+        return torch.tensor((rows @ rows.T).toarray(), device=self.values.device)
 
     def to(self, device: torch.device | str) -> SparseRows:
         """Copy the rows to another device."""

@@ -9,7 +9,7 @@ weights, and tests compare the two.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -67,6 +67,10 @@ class Pass(ABC):
         """The layers that have weights themselves."""
         return []
 
+    def input_leaf(self) -> LinearLeaf | None:
+        """The Linear layer that receives the rows themselves, if the first layer is one."""
+        return None
+
 
 class LinearLeaf(Pass):
     """A Linear layer y = x W^T + b; stores its input x (B, inputs) and the gradient g (B, outputs) of y."""
@@ -80,6 +84,9 @@ class LinearLeaf(Pass):
 
     def leaves(self) -> list[Leaf]:
         return [self]
+
+    def input_leaf(self) -> LinearLeaf:
+        return self
 
     def gradient(self, g: Tensor, needs_input_grad: bool) -> Tensor:
         self.g, self.g_t = g, g.t()
@@ -180,32 +187,43 @@ class JointNorm:
 
     For these, ||dW||_F^2 + ||db||^2 = <g g^T, x x^T + 1>. The products g g^T of all layers lie in one vector, those
     x x^T in another, so that one dot product adds all layers.
+
+    Parameters
+    ----------
+    given : x x^T of every batch of the epoch, for the layers where they are known.
     """
 
-    def __init__(self, leaves: Sequence[Leaf]):
+    def __init__(self, leaves: Sequence[Leaf], given: Mapping[LinearLeaf, Sequence[Tensor]] | None = None):
         self.linear = [leaf for leaf in leaves if isinstance(leaf, LinearLeaf)]
         self.built = [leaf for leaf in leaves if isinstance(leaf, BuiltGradient)]
+        self.given = given or {}
         self.products: dict[int, tuple[Tensor, Tensor, list[tuple[LinearLeaf, Tensor, Tensor]]]] = {}  # by batch size
 
-    def norm2(self) -> Tensor:
-        """The square of the norm, a scalar."""
-        parts = [self._linear()] if self.linear else []
-        if self.built:
-            gradients = [gw for leaf in self.built for gw in leaf.gradients]
-            vectors = [gw for gw in gradients if gw.dim() == 1]  # many and short
-            others = [gw for gw in gradients if gw.dim() != 1]
-            norms = torch.stack(torch._foreach_norm([*others, torch.cat(vectors)] if vectors else others))
+    def norm2(self, number: int = 0) -> Tensor:
+        """The square of the norm in batch `number` of the epoch, a scalar."""
+        parts = [self._linear(number)] if self.linear else []
+        gradients = [gw for leaf in self.built for gw in leaf.gradients]
+        vectors = [gw for gw in gradients if gw.dim() == 1]  # many and short
+        if vectors:
+            joined = torch.cat(vectors)
+            parts.append(joined.dot(joined))
+        others = [gw for gw in gradients if gw.dim() != 1]
+        if others:
+            norms = torch.stack(torch._foreach_norm(others))
             parts.append(norms.dot(norms))
         return sum(parts[1:], parts[0]) if parts else torch.zeros(())
 
-    def _linear(self) -> Tensor:
+    def _linear(self, number: int) -> Tensor:
         batch = len(self.linear[0].g)
         if batch not in self.products:
             self.products[batch] = self._allocate()
         X, G, products = self.products[batch]
         for leaf, xx, gg in products:
-            x = leaf.dense()
-            torch.mm(x, x.t(), out=xx)
+            if leaf in self.given:
+                xx.copy_(self.given[leaf][number])
+            else:
+                x = leaf.dense()
+                torch.mm(x, x.t(), out=xx)
             torch.mm(leaf.g, leaf.g_t, out=gg)
         return X.add_(1).dot(G)
 
@@ -392,6 +410,9 @@ class SequentialPass(Pass):
 
     def leaves(self) -> list[Leaf]:
         return [leaf for layer in self.passes for leaf in layer.leaves()]
+
+    def input_leaf(self) -> LinearLeaf | None:
+        return self.passes[0].input_leaf()
 
 
 PASSES: dict[type[nn.Module], Callable[[Any], Pass]] = {

@@ -34,6 +34,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.base import EVALUATION_ROWS, Method, Problem
 from mfedpba_mpi.methods.params import load_method
 from mfedpba_mpi.models.architecture import NONZEROS, convolutions, weights
+from mfedpba_mpi.models.inputs import keeps_gram
 from mfedpba_mpi.planning.calibration import Rates, calibrate, process_bytes
 
 NETWORK_BANDWIDTH = 1.25e9  # bytes per second between nodes (10 Gbit/s): an assumption
@@ -197,13 +198,19 @@ def rank_bytes(problem: Problem, process: float, rank: int, clients: Sequence[in
 
 
 def client_bytes(problem: Problem, k: int) -> float:
-    """Return the bytes client k holds: rows (twice while they are read), weights and a copy of them, Python objects."""
+    """Return the bytes client k holds.
+
+    Rows (twice while they are read), weights and a copy of them, Python objects, products of rows for clipping.
+    """
     spec, d = problem.clients[k], problem.d
     total = 0.0
     for m, architecture in zip(spec.modalities, spec.architectures, strict=True):
         modality = problem.info.modalities[m]
         total += 2 * (spec.n_train + spec.n_test) * row_bytes(modality)
         total += 2 * 4 * weights(architecture, modality, d)
+        first_is_linear = not convolutions(architecture, modality.width)
+        if problem.config.clip and first_is_linear and keeps_gram(spec.n_train, modality.width):
+            total += 4 * spec.n_train**2
         total += MODULE_BYTES * 2 * (len(architecture.widths) + len(convolutions(architecture, modality.width)) + 1)
     return total
 

@@ -52,7 +52,7 @@ def step(loss: Loss, number: int, rows: slice, Z: Tensor) -> Tensor:
 @pytest.mark.parametrize("modalities", [1, 2])
 @pytest.mark.parametrize("fusion", ["sum", "concat", "separate"])
 def test_head_loss_equals_autograd_loss(fusion: str, modalities: int) -> None:
-    epoch = Epoch([], torch.tensor([0, 1, 2, 0, 1, 1, 1, 2, 0, 2, 0]), CUTS)
+    epoch = Epoch([], torch.tensor([0, 1, 2, 0, 1, 1, 1, 2, 0, 2, 0]), CUTS, torch.arange(11))
     Z = torch.randn(modalities, 11, D, generator=torch.Generator().manual_seed(1))
     manual, auto = client_of(fusion, modalities), client_of(fusion, modalities)
 

@@ -88,3 +88,18 @@ def test_rows_can_move_to_another_device() -> None:
     moved = rows.to(torch.device("meta"))
     assert moved.values.device.type == "meta"
     assert len(moved) == len(rows)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_products_of_the_rows_of_each_batch(sparse: bool) -> None:
+    x = sparse_matrix()
+    rows = modality_rows(x if sparse else x.toarray(), 20, "none")
+    order = np.random.default_rng(2).permutation(30)
+    cuts = [(0, 12), (12, 24), (24, 29)]  # the last row is dropped
+    for (start, stop), found in zip(cuts, rows.batch_products(torch.tensor(order), cuts), strict=True):
+        batch = x.toarray()[order[start:stop]]
+        np.testing.assert_allclose(found, batch @ batch.T, rtol=1e-5, atol=1e-6)
+    (found,) = rows.batch_products(torch.tensor(order), [(0, 7)])
+    np.testing.assert_allclose(found, x.toarray()[order[:7]] @ x.toarray()[order[:7]].T, rtol=1e-5, atol=1e-6)
+    assert rows.keeps_gram
+    assert not modality_rows(x.toarray()[:, :14], 20, "none").keeps_gram

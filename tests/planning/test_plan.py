@@ -11,7 +11,7 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
-from mfedpba_mpi.planning.plan import Machine, expected_problem, make_plan, rank_bytes, round_seconds
+from mfedpba_mpi.planning.plan import Machine, client_bytes, expected_problem, make_plan, rank_bytes, round_seconds
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):
@@ -74,6 +74,16 @@ def test_memory_of_clients_does_not_depend_on_their_rank(tiny, tmp_path):
     assert 0 < difference < sum(rank_bytes(problem, 0, 1, [k], 0) for k in range(3))
     assert rank_bytes(problem, 7.0, 1, [], 0) == 7.0
     assert rank_bytes(problem, 7.0, 0, [], 10) == 7.0 + 30 + 300 * 3 * 3
+
+
+def test_clipping_keeps_the_products_of_the_rows_of_linear_layers(tiny, tmp_path):
+    free, clipped = (
+        expected_problem(tiny(clip=clip, families="DNN", dims=(8, 400), clients=2), tmp_path) for clip in (0.0, 1.0)
+    )
+    n, own = free.clients[0].n_train, free.clients[0].modalities
+    kept = [m for m in own if n <= 2 * free.info.modalities[m].width]
+    assert 0 < len(kept) < len(own)
+    assert client_bytes(clipped, 0) - client_bytes(free, 0) == 4 * n**2 * len(kept)
 
 
 @pytest.mark.parametrize("method", METHODS)

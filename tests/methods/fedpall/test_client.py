@@ -52,7 +52,7 @@ def test_contrastive_term_ignores_absent_classes(items, present):
     present = torch.tensor(present, dtype=torch.bool)
     z, Pbar = torch.randn(items, 11, 3), torch.randn(4, 3)
     Pbar[~present] = float("nan")  # must not be used
-    term = contrastive_term(Epoch([], y, cuts), Pbar, present, 0.7)
+    term = contrastive_term(Epoch([], y, cuts, torch.arange(len(y))), Pbar, present, 0.7)
     for number, (start, stop) in enumerate(cuts):
         found = term(number, slice(start, stop), z[:, start:stop])
         expected = loop_contrast(z[:, start:stop], y[start:stop], Pbar, present, 0.7)
@@ -66,7 +66,9 @@ def test_contrastive_term_is_never_negative(T, present):
     y, Pbar = torch.ones(50, dtype=torch.long), 0.1 * torch.eye(3)
     z = torch.randn(1, 50, 3)
     z[:, 0] = Pbar[1]
-    term = contrastive_term(Epoch([], y, [(i, i + 1) for i in range(50)]), Pbar, torch.tensor(present), T)
+    term = contrastive_term(
+        Epoch([], y, [(i, i + 1) for i in range(50)], torch.arange(50)), Pbar, torch.tensor(present), T
+    )
     losses = [term(i, slice(i, i + 1), z[:, i : i + 1]).item() for i in range(50)]
     assert min(losses) >= 0
     assert (max(losses) > 0) == all(present)  # with one class the loss is 0

@@ -19,7 +19,7 @@ def case():
     y[6:12] = 3  # a batch of one class
     return {
         "y": y,
-        "classes": BatchClasses(Epoch([], y, CUTS), B),
+        "classes": BatchClasses(Epoch([], y, CUTS, torch.arange(len(y))), B),
         "Z": torch.randn(2, 15, d, generator=g),
         "logits": torch.randn(2, 15, C, generator=g),
         "P_G": torch.randn(2, C, d, generator=g),
@@ -102,7 +102,7 @@ def test_terms_are_zero_if_no_class_of_the_batch_is_present(case):
 
 def test_a_feature_loss_by_hand():
     """Classes 0, 0, 1; features (1, 1), (3, 1), (5, 5); global (2, 2) and (5, 4): distances 1 and 1, mean 1."""
-    classes = BatchClasses(Epoch([], torch.tensor([0, 0, 1]), [(0, 3)]), 3)
+    classes = BatchClasses(Epoch([], torch.tensor([0, 0, 1]), [(0, 3)], torch.arange(3)), 3)
     Z = torch.tensor([[[1.0, 1.0], [3.0, 1.0], [5.0, 5.0]]])
     P_G = torch.tensor([[[2.0, 2.0], [5.0, 4.0], [9.0, 9.0]]])
     assert FeatureTerm(classes, P_G, torch.ones(1, 3, dtype=torch.bool)).mean(Z).item() == pytest.approx(1.0)
