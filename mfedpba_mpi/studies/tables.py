@@ -57,6 +57,22 @@ def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run
     return Measure(f"share of (client, class) prototypes made from {words}, in %", digits=2, plain=True), share
 
 
+FIRST_ROUNDS = 6  # accuracies are still low and unsteady; `_diverged` and `_largest_fall` leave them out
+DIVERGED = 0.6  # a client that keeps less of its accuracy from one round to the next has diverged
+
+
+def _diverged(run: Run) -> float:
+    """The number of clients that lose two fifths of their accuracy, or more, from one evaluated round to the next."""
+    accuracy = run.rounds["accuracy"][run.evaluated - 1][run.evaluated > FIRST_ROUNDS]
+    return float((accuracy[1:] < DIVERGED * accuracy[:-1]).any(axis=0).sum())
+
+
+def _largest_fall(run: Run) -> float:
+    """The largest fall of the average accuracy from one evaluated round to the next, in points."""
+    falls = -np.diff(run.average()[run.evaluated > FIRST_ROUNDS])
+    return 100 * max(0.0, falls.max(initial=0.0))
+
+
 MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
     "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five", last_five=True),
     "last": _accuracy("average accuracy after the last round", "last"),
@@ -82,6 +98,8 @@ MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
         ),
         lambda run: float(np.nanmean(run.rounds["gw_trace"][-5:])) if "gw_trace" in run.rounds else np.nan,
     ),
+    "diverged": (Measure("clients that lose two fifths of their accuracy in a round", digits=1), _diverged),
+    "largest_fall": (Measure("largest fall of the average accuracy in a round, in points", digits=1), _largest_fall),
     "from_one": _prototypes("one sample", 1, 1),
     "from_two": _prototypes("two samples", 2, 2),
     "from_few": _prototypes("fewer than five samples", 1, 4),

@@ -110,6 +110,16 @@ def test_prototypes_are_counted_by_the_samples_behind_them(finished):
     assert [MEASURES[name][1](run) for name in ("from_one", "from_two", "from_few")] == [40, 20, 80]
 
 
+def test_falls_of_clients_and_of_the_average(finished):
+    """Client 0 falls from 0.5 to 0.3 in round 8, client 1 keeps more than three fifths; falls before round 7 are free."""
+    accuracy = np.array([[0.9, 0.9], [0.1, 0.1], [0.2, 0.2], [0.3, 0.3], [0.4, 0.4], [0.5, 0.5]])
+    accuracy = np.vstack([accuracy, [[0.6, 0.5], [0.3, 0.4], [0.6, 0.6]]])
+    rounds = {"accuracy": accuracy, "correct": np.int64(10 * accuracy + 0.5), "tested": np.full((9, 2), 10)}
+    run = replace(finished(method="local"), rounds=rounds)
+    assert MEASURES["diverged"][1](run) == 1
+    assert MEASURES["largest_fall"][1](run) == pytest.approx(20)
+
+
 def test_the_plan_trace_is_a_mean_over_the_last_five_rounds_without_missing_plans(finished):
     trace = np.array([[9.0, 9.0], [0.2, 0.4], [0.2, 0.4], [0.2, 0.4], [0.2, 0.4], [0.2, np.nan]])
     run = finished(method="local")
