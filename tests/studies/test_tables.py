@@ -111,7 +111,7 @@ def test_prototypes_are_counted_by_the_samples_behind_them(finished):
 
 
 def test_falls_of_clients_and_of_the_average(finished):
-    """Client 0 falls from 0.5 to 0.3 in round 8, client 1 keeps more than three fifths; falls before round 7 are free."""
+    """Client 0 falls from 0.5 to 0.3 in round 8, client 1 keeps more; earlier falls are free."""
     accuracy = np.array([[0.9, 0.9], [0.1, 0.1], [0.2, 0.2], [0.3, 0.3], [0.4, 0.4], [0.5, 0.5]])
     accuracy = np.vstack([accuracy, [[0.6, 0.5], [0.3, 0.4], [0.6, 0.6]]])
     rounds = {"accuracy": accuracy, "correct": np.int64(10 * accuracy + 0.5), "tested": np.full((9, 2), 10)}
