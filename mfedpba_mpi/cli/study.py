@@ -203,8 +203,8 @@ def show_study_table(directory: Path, format_name: str, measure: str, against: s
     seconds          time per round
     client_seconds   CPU time of a client per round
     kilobytes        payload per round
-    diverged         clients that lose two fifths of their accuracy from one round to the next, after round 6
-    largest_fall     largest fall of the average accuracy from one round to the next, after round 6, in points
+    diverged         clients that lose two fifths of their accuracy from one round to the next, after round 10
+    largest_fall     largest fall of the average accuracy from one round to the next, after round 10, in points
     plan_trace       trace of MFedPBA's transport plans (1: every class is matched with itself)
     from_one, from_two, from_few   share of prototypes that are means of one, two, fewer than five samples
     """

@@ -57,7 +57,7 @@ def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run
     return Measure(f"share of (client, class) prototypes made from {words}, in %", digits=2, plain=True), share
 
 
-FIRST_ROUNDS = 6  # accuracies are still low and unsteady; `_diverged` and `_largest_fall` leave them out
+FIRST_ROUNDS = 10  # accuracies are still low and unsteady; `_diverged` and `_largest_fall` leave them out
 DIVERGED = 0.6  # a client that keeps less of its accuracy from one round to the next has diverged
 
 

@@ -111,10 +111,10 @@ def test_prototypes_are_counted_by_the_samples_behind_them(finished):
 
 
 def test_falls_of_clients_and_of_the_average(finished):
-    """Client 0 falls from 0.5 to 0.3 in round 8, client 1 keeps more; earlier falls are free."""
-    accuracy = np.array([[0.9, 0.9], [0.1, 0.1], [0.2, 0.2], [0.3, 0.3], [0.4, 0.4], [0.5, 0.5]])
-    accuracy = np.vstack([accuracy, [[0.6, 0.5], [0.3, 0.4], [0.6, 0.6]]])
-    rounds = {"accuracy": accuracy, "correct": np.int64(10 * accuracy + 0.5), "tested": np.full((9, 2), 10)}
+    """Client 0 falls from 0.6 to 0.3 in round 12, client 1 keeps more; earlier falls are free."""
+    accuracy = np.full((13, 2), 0.1)
+    accuracy[[0, 10, 11, 12]] = [[0.9, 0.9], [0.6, 0.5], [0.3, 0.4], [0.6, 0.6]]
+    rounds = {"accuracy": accuracy, "correct": np.int64(10 * accuracy + 0.5), "tested": np.full((13, 2), 10)}
     run = replace(finished(method="local"), rounds=rounds)
     assert MEASURES["diverged"][1](run) == 1
     assert MEASURES["largest_fall"][1](run) == pytest.approx(20)
