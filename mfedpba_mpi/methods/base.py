@@ -25,7 +25,7 @@ from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import UserError, check_finite
 from mfedpba_mpi.methods.state import Stateful
-from mfedpba_mpi.methods.training import Clipping, Epoch, GradientNorm, Loss, ModalityRows
+from mfedpba_mpi.methods.training import Clipping, Epoch, GradientNorm, HeadLoss, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.inputs import modality_rows
@@ -182,13 +182,16 @@ class Client(Stateful, ABC):
         Stores the loss terms averaged over batches in `self.losses`, and the mean of ||g||^2 in `self.gradient_norm2`
         if gradients are tracked.
         """
-        lr, passes = self.rates()[0], [training_pass(extractor) for extractor in self.model.extractors]
+        lr, autograd = self.rates()[0], self.config.autograd
+        passes = [training_pass(extractor, autograd) for extractor in self.model.extractors]
         means = torch.zeros(len(self.terms), device=self.device)
         gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
+            if autograd and isinstance(loss, HeadLoss):
+                loss = loss.by_autograd(self)
             of_extractors = [(leaf, lr) for extractor in passes for leaf in extractor.leaves()]
             leaves = [(leaf, rate) for leaf, rate in [*loss.leaves(), *of_extractors] if rate]
             clipping = self._clipping(passes, epoch, [leaf for leaf, _ in leaves]) if self.config.clip else None

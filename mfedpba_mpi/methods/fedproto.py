@@ -54,7 +54,7 @@ class FeatureSums:
         self.n += members[:, : epoch.cuts[-1][1]].sum(1)
 
         def add(rows: slice, Z: Tensor) -> None:
-            self.E += members[:, rows] @ Z.detach()
+            self.E += members[:, rows] @ Z
 
         return add
 
@@ -112,6 +112,7 @@ class FedProtoLoss(HeadLoss):
     def __init__(self, client: FedProtoClient, epoch: Epoch, inbox: Message, sums: FeatureSums | None):
         super().__init__(client, epoch)
         self.lam, self.by_modality = client.params.lam if inbox else 0.0, client.by_modality
+        self.weights = (self.lam,)
         self.accumulate = sums.accumulator(epoch) if sums else None
         if self.lam:
             P_G, present = client.global_prototypes(inbox)
@@ -128,13 +129,21 @@ class FedProtoLoss(HeadLoss):
         """z - t; 0 for samples without a target."""
         return (z if self.all_present else self.has_target[:, rows] * z) - self.target[:, rows]
 
+    def on_batch(self, rows: slice, Z: Tensor) -> None:
+        if self.accumulate:
+            self.accumulate(rows, Z)
+
     def on_fused(self, number: int, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         return g if self.by_modality or not self.lam else self._add_gradient(rows, z, g)
 
     def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
-        if self.accumulate:
-            self.accumulate(rows, Z)
         return self._add_gradient(rows, Z, g) if self.by_modality and self.lam else g
+
+    def batch_terms(self, number: int, rows: slice, Z: Tensor, z: Tensor, logits: Tensor) -> list[Tensor]:
+        (ce,) = super().batch_terms(number, rows, Z, z, logits)
+        if not self.lam:
+            return [ce, torch.zeros_like(ce)]
+        return [ce, self._difference(rows, Z if self.by_modality else z).square().mean()]
 
     def per_sample(self) -> list[Tensor]:
         (ce,) = super().per_sample()
