@@ -11,7 +11,7 @@ Clients upload their classifiers h_k. The server broadcasts h_G, from which ever
 * client: L = CE(o, y) + alpha L_MCM + beta L_RAM, where over a batch of B samples
 
       L_MCM = sum_tokens NT-Xent_tau(qJ, q)                       qJ = normalize(A zJ), q = normalize(A token)
-      L_RAM = 1/B sum_m [CE(h_k(z^m), y) < CE(o, y)] ||zJ - z^m||_F        bracket and z^m without gradient
+      L_RAM = 1/B sum_m [CE(h_k(z^m), y) < CE(o, y)] ||normalize(zJ) - normalize(z^m)||_F   only zJ with gradient
 
 * server: CKA_kl between the classifiers' outputs on Q Gaussian probes, w_k = sum_l CKA_kl / sum_kl CKA_kl,
   h_G = sum_k w_k h_k.
@@ -173,15 +173,15 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def alignment_loss(zJ: Tensor, own: Tensor, better: Tensor) -> Tensor:
-    """L_RAM = 1/b sum_m better^m ||zJ - z^m||_F, averaged over items.
+    """L_RAM = 1/b sum_m better^m ||normalize(zJ) - normalize(z^m)||_F, averaged over items.
 
     Parameters
     ----------
-    zJ : (items, b, d) joint features.
-    own : (., items, b, d) features z^m.
+    zJ : (items, b, d) joint features, normalised along d.
+    own : (., items, b, d) features z^m, normalised along d.
     better : (., items) bool, whether z^m predicts better than zJ.
     """
-    distance = ((zJ - own).square().sum((-2, -1)) + 1e-12).sqrt()
+    distance = ((F.normalize(zJ, dim=-1) - F.normalize(own, dim=-1)).square().sum((-2, -1)) + 1e-12).sqrt()
     return (better * distance).sum() / (zJ.shape[0] * zJ.shape[1])
 
 
