@@ -4,6 +4,17 @@ A round has one or more phases. In each phase every participant computes an uplo
 the server computes a reply from all uploads. The reply is broadcast, or each client gets an individual reply. Methods
 are independent of ranks, files and clocks: they depend on the data, the device, the round number, and random streams
 keyed by these.
+
+Deviations of all baselines from their published code, which is HtFLlib's where the method is in it. Each module lists
+its own, tagged [A] for an adaptation to this setting and [F] for a defect that is not copied:
+
+* [C1] clients train by plain SGD with equal settings for all methods (originals: also momentum, weight decay, AdamW);
+* [C2] rows are shuffled and the last batch is kept (HtFLlib: neither), except a tiny one with BatchNorm;
+* [C3] clients are evaluated at the end of a round, before the next broadcast replaces a classifier (HtFLlib: at the
+  start of the next round);
+* [C4] modalities are summed, or with fusion ``separate`` every item is a sample and a modality, in losses, class means
+  and predictions; extractors differ between clients and stay there;
+* [C5] methods that average classifiers start all clients from one classifier.
 """
 
 from __future__ import annotations
