@@ -25,6 +25,7 @@ from mfedpba_mpi.plugins import load_defaults
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
 ADDED = (
     "allow_synthetic",
+    "autograd",
     "clip",
     "problem_seed",
 )  # missing in logs of older versions, which behaved as with the default
@@ -112,6 +113,12 @@ class RunConfig:
 
     device: str = option(
         "auto", "device; the ranks of a node share its GPUs", choices=("auto", "cpu", "cuda"), group=MACHINE
+    )
+    autograd: bool = option(
+        False,
+        "train by autograd as plain PyTorch does, for comparing the methods' client times (slower; equal up to "
+        "rounding)",
+        group=MACHINE,
     )
     threads: int = option(1, "torch threads per rank (bits depend on it)", low=1, high=1024, group=MACHINE)
 

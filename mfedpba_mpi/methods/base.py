@@ -4,6 +4,17 @@ A round has one or more phases. In each phase every participant computes an uplo
 the server computes a reply from all uploads. The reply is broadcast, or each client gets an individual reply. Methods
 are independent of ranks, files and clocks: they depend on the data, the device, the round number, and random streams
 keyed by these.
+
+Deviations of all baselines from their published code, which is HtFLlib's where the method is in it. Each module lists
+its own, tagged [A] for an adaptation to this setting and [F] for a defect that is not copied:
+
+* [C1] clients train by plain SGD with equal settings for all methods (originals: also momentum, weight decay, AdamW);
+* [C2] rows are shuffled and the last batch is kept (HtFLlib: neither), except a tiny one with BatchNorm;
+* [C3] clients are evaluated at the end of a round, before the next broadcast replaces a classifier (HtFLlib: at the
+  start of the next round);
+* [C4] modalities are summed, or with fusion ``separate`` every item is a sample and a modality, in losses, class means
+  and predictions; extractors differ between clients and stay there;
+* [C5] methods that average classifiers start all clients from one classifier.
 """
 
 from __future__ import annotations
@@ -25,7 +36,7 @@ from mfedpba_mpi.data.catalog import Dataset
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.errors import UserError, check_finite
 from mfedpba_mpi.methods.state import Stateful
-from mfedpba_mpi.methods.training import Clipping, Epoch, GradientNorm, Loss, ModalityRows
+from mfedpba_mpi.methods.training import Clipping, Epoch, GradientNorm, HeadLoss, Loss, ModalityRows
 from mfedpba_mpi.models.architecture import Architecture
 from mfedpba_mpi.models.client_model import ClientModel
 from mfedpba_mpi.models.inputs import modality_rows
@@ -182,13 +193,16 @@ class Client(Stateful, ABC):
         Stores the loss terms averaged over batches in `self.losses`, and the mean of ||g||^2 in `self.gradient_norm2`
         if gradients are tracked.
         """
-        lr, passes = self.rates()[0], [training_pass(extractor) for extractor in self.model.extractors]
+        lr, autograd = self.rates()[0], self.config.autograd
+        passes = [training_pass(extractor, autograd) for extractor in self.model.extractors]
         means = torch.zeros(len(self.terms), device=self.device)
         gradients = GradientNorm(self) if self.config.track_gradients else None
         self.model.train()
         for number in range(self.config.epochs):
             epoch = self.epoch(t, number)
             loss = make_loss(epoch)
+            if autograd and isinstance(loss, HeadLoss):
+                loss = loss.by_autograd(self)
             of_extractors = [(leaf, lr) for extractor in passes for leaf in extractor.leaves()]
             leaves = [(leaf, rate) for leaf, rate in [*loss.leaves(), *of_extractors] if rate]
             clipping = self._clipping(passes, epoch, [leaf for leaf, _ in leaves]) if self.config.clip else None

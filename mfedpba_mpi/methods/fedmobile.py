@@ -14,21 +14,22 @@ its BatchNorm.
   k-means clusters of h_k - h_G with Shapley values phi_j for U(S) = -CE of the mean classifier of S on generated
   features, phi_k = phi_j / |cluster|; h_G = sum_k a_k h_k, a_k ~ n_k (1 + minmax(phi_k)) (1 + minmax(l_k)).
 
-Our choices, where the sources give no details or do not apply to this setting:
+Our choices, where the sources give no details or do not apply to this setting, and defects of HtFLlib's FedGen, in the
+versions read, that are not copied ([A] and [F] as in the other methods; [C] in `base`):
 
-* the components are FedGen's data-free distillation, with its loss weights, and exact Shapley values of clusters;
-* the generator is trained by SGD, like everything in the paper. FedGen's Adam is an option; its moments persist over
-  rounds. On mfeat with Adam the generated features keep growing until clients diverge after about 50 rounds;
-* a generator step uses as many draws as a client's batch has samples, and so does the lambda_g term. BatchNorm
+* [A1] the components are FedGen's data-free distillation, with its loss weights, and exact Shapley values of clusters;
+* [A2] the generator is trained by SGD, like everything in the paper. FedGen's Adam is an option; its moments persist
+  over rounds. On mfeat with Adam the generated features keep growing until clients diverge after about 50 rounds;
+* [A3] a generator step uses as many draws as a client's batch has samples, and so does the lambda_g term. BatchNorm
   statistics are updated in the server's steps only; elsewhere the running statistics are used;
-* a modality on which the generator has not been trained yet (all of them before the server's first step) is excluded
-  from g and m'; the mask `taught` is part of the reply. A modality that no participant owns is excluded from the
-  generator's steps and from U;
-* R_k is used, and trained by the cross-entropy, from the start; a client with all modalities has no R_k, and l_k = 0;
-* with fusion ``separate`` z^m of an item replaces zt, so an item is classified by h_k(z^m + R_k(z^m)).
-
-Not copied from HtFLlib's FedGen, in the versions read: its clients leave the generator's BatchNorm in training mode, so
-that a feature depends on its batch; its server never saves the trained generator.
+* [A4] a modality on which the generator has not been trained yet (all of them before the server's first step) is
+  excluded from g and m'; the mask `taught` is part of the reply. A modality that no participant owns is excluded from
+  the generator's steps and from U;
+* [A5] R_k is used, and trained by the cross-entropy, from the start; a client with all modalities has no R_k, and its
+  l_k is 0;
+* [A6] with fusion ``separate`` z^m of an item replaces zt, so an item is classified by h_k(z^m + R_k(z^m));
+* [F1] clients leave the generator's BatchNorm in training mode, so that a feature depends on its batch;
+* [F2] the server never saves the trained generator.
 """
 
 from __future__ import annotations

@@ -11,26 +11,28 @@ Clients upload their classifiers h_k. The server broadcasts h_G, from which ever
 * client: L = CE(o, y) + alpha L_MCM + beta L_RAM, where over a batch of B samples
 
       L_MCM = sum_tokens NT-Xent_tau(qJ, q)                       qJ = normalize(A zJ), q = normalize(A token)
-      L_RAM = 1/B sum_m [CE(h_k(z^m), y) < CE(o, y)] ||zJ - z^m||_F        bracket and z^m without gradient
+      L_RAM = 1/B sum_m [CE(h_k(z^m), y) < CE(o, y)] ||normalize(zJ) - normalize(z^m)||_F   only zJ with gradient
 
 * server: CKA_kl between the classifiers' outputs on Q Gaussian probes, w_k = sum_l CKA_kl / sum_kl CKA_kl,
   h_G = sum_k w_k h_k.
 
-Adaptations:
+Deviations from the published method ([A] adaptation to this setting, [F] defect that is not copied; [C] in `base`):
 
-* a class bank (the rows a_c of the frozen h_G) replaces the frozen generative models. It needs no labels, so completion
-  is the same in training and in evaluation. One token r represents all missing modalities. Like cross-entropy, the bank
-  covers every class of h_G, and so transfers knowledge of classes that a client does not have;
-* a residual MLP on the sum of the tokens replaces the joint transformer. P1, P2 and A have biases, as published, and
-  are not communicated;
-* z^m has no gradient in L_RAM, so that the joint feature follows the better modality and not vice versa;
-* Gaussian probes, the same in all rounds, replace generated data;
-* with fusion ``separate`` an item (i, m) is a sample with the single modality m. Its tokens are z^m_i and, if M_k lacks
-  a modality, r_i of ztilde_i = z^m_i with 1 instead of |M_k|; all items share P1, P2, A and h_k. The loss is the mean
-  over m in M_k of L on the items of modality m: contrast and bracket never mix modalities. Prediction is per item.
-
-Defects of the published code that are not copied: ||.||_F has no gradient at 0 (here sqrt(. + 1e-12)); L_RAM is divided
-by the configured batch size instead of B; the server part does not run.
+* [A1] a class bank (the rows a_c of the frozen h_G) replaces the frozen generative models. It needs no labels, so
+  completion is the same in training and in evaluation. One token r represents all missing modalities. Like
+  cross-entropy, the bank covers every class of h_G, and so transfers knowledge of classes that a client does not have;
+* [A2] a residual MLP on the sum of the tokens replaces the joint transformer. P1, P2 and A have biases, as published,
+  and are not communicated;
+* [A3] z^m has no gradient in L_RAM, so that the joint feature follows the better modality and not vice versa;
+* [A4] Gaussian probes, the same in all rounds, replace generated data;
+* [A5] only classifiers are averaged, not whole models;
+* [A6] features have unit length in L_MCM and L_RAM only (original: z^m has it everywhere);
+* [A7] with fusion ``separate`` an item (i, m) is a sample with the single modality m. Its tokens are z^m_i and, if M_k
+  lacks a modality, r_i of ztilde_i = z^m_i with 1 instead of |M_k|; all items share P1, P2, A and h_k. The loss is the
+  mean over m in M_k of L on the items of modality m: contrast and bracket never mix modalities. Prediction is per item;
+* [F1] ||.||_F has no gradient at 0 (here sqrt(. + 1e-12));
+* [F2] L_RAM is divided by the configured batch size instead of B;
+* [F3] the server part does not run.
 """
 
 from __future__ import annotations
@@ -173,15 +175,15 @@ def log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def alignment_loss(zJ: Tensor, own: Tensor, better: Tensor) -> Tensor:
-    """L_RAM = 1/b sum_m better^m ||zJ - z^m||_F, averaged over items.
+    """L_RAM = 1/b sum_m better^m ||normalize(zJ) - normalize(z^m)||_F, averaged over items.
 
     Parameters
     ----------
-    zJ : (items, b, d) joint features.
-    own : (., items, b, d) features z^m.
+    zJ : (items, b, d) joint features, normalised along d.
+    own : (., items, b, d) features z^m, normalised along d.
     better : (., items) bool, whether z^m predicts better than zJ.
     """
-    distance = ((zJ - own).square().sum((-2, -1)) + 1e-12).sqrt()
+    distance = ((F.normalize(zJ, dim=-1) - F.normalize(own, dim=-1)).square().sum((-2, -1)) + 1e-12).sqrt()
     return (better * distance).sum() / (zJ.shape[0] * zJ.shape[1])
 
 

@@ -14,17 +14,22 @@ A round has two phases. z_i is the classifier's input: the sum of a sample's fea
   mask s_k of floor(keep d) ones are drawn once per round.
 * B, server: r epochs of SGD with momentum on CE(h_G(v), y), then r on CE(D(v), k); broadcast h_G and D.
 
-Clients predict with their trained h_k, before it is replaced. Adaptations to this setting:
+Clients predict with their trained h_k, before it is replaced.
 
-* features are mixed on the clients; the released simulator computes the same on the server, from raw features;
-* D is d -> 64 -> 64 -> K instead of 2048 -> 512 -> 512 -> K, and h is linear. D keeps its BatchNorm; clients use it in
-  evaluation mode, so its running statistics (4 x 64 floats) are part of the payload;
-* an option uploads the mixed class means instead of all samples. Both server losses then weight them by n_{k,c},
+Deviations from the published method ([A] adaptation to this setting, [F] defect that is not copied; [C] in `base`):
+
+* [A1] features are mixed on the clients; the released simulator computes the same on the server, from raw features;
+* [A2] D is d -> 64 -> 64 -> K instead of 2048 -> 512 -> 512 -> K. It keeps its BatchNorm; clients use it in evaluation
+  mode, so its running statistics (4 x 64 floats) are part of the payload;
+* [A3] h is linear instead of three layers with BatchNorm;
+* [A4] an option uploads the mixed class means instead of all samples. Both server losses then weight them by n_{k,c},
   divided by the mean over the pool, so that step sizes are the same as with samples;
-* with ``separate`` n_{k,c} counts items, not samples.
-
-Not copied from the published code: an InfoNCE with unnormalised prototypes in its denominator (it can become negative),
-prototypes stored without gaps (it fails if a class is absent), features collected in training mode.
+* [A5] with ``separate`` n_{k,c} counts items, not samples;
+* [A6] g_k is not rounded to two decimals; D takes no step on a last batch that is too small for BatchNorm;
+* [A7] with partial participation the server trains on the participants' features, and u stays 1/K;
+* [F1] an InfoNCE with unnormalised prototypes in its denominator, which can become negative;
+* [F2] prototypes stored without gaps, which fails if a class is absent;
+* [F3] features collected in training mode.
 """
 
 from __future__ import annotations

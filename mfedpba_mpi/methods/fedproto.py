@@ -9,19 +9,18 @@ a mask of the classes that have one.
 * inference: argmin_c MSE(z, Pbar_c) over the classes with a prototype, or argmax h_k(z); both are logged. Before its
   first reply a client predicts by the classifier only.
 
-Adaptations:
+Deviations from the published method ([A] adaptation to this setting, [F] defect that is not copied; [C] in `base`):
 
-* z_i is the fused feature, or the feature of an item with fusion ``separate``. With ``proto_scope=modality`` there are
-  prototypes p_k,c^m and Pbar_c^m, averaged over the clients with both m and c. The loss is the mean over modalities.
-  Inference sums the distances over modalities, so a class needs a prototype in each of the client's modalities (with
-  ``separate``: in the item's modality). A client receives the prototypes of its own modalities only; a client that did
-  not participate for some rounds uses the last ones it received;
-* prototypes are computed in one evaluation pass after training, as in the other prototype methods; otherwise methods
-  would differ in how up-to-date their prototypes are. With ``proto_source=train`` they are means of the features
-  computed during all local epochs, each before its update (original: during the last epoch); a class without such
-  features is absent.
-
-The published code has no defect that had to be avoided.
+* [A1] z_i is the fused feature, or the feature of an item with fusion ``separate``. With ``proto_scope=modality`` there
+  are prototypes p_k,c^m and Pbar_c^m, averaged over the clients with both m and c. The loss is the mean over
+  modalities. Inference sums the distances over modalities, so a class needs a prototype in each of the client's
+  modalities (with ``separate``: in the item's modality). A client receives the prototypes of its own modalities only; a
+  client that did not participate for some rounds uses the last ones it received;
+* [A2] prototypes are computed in one evaluation pass after training, as in the other prototype methods; otherwise
+  methods would differ in how up-to-date their prototypes are. With ``proto_source=train`` they are means of the
+  features computed during all local epochs, each before its update (original: during the last epoch); a class without
+  such features is absent;
+* [A3] clients count equally in Pbar_c, as in the published code; the paper's weights n_k,c are an option.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class FeatureSums:
         self.n += members[:, : epoch.cuts[-1][1]].sum(1)
 
         def add(rows: slice, Z: Tensor) -> None:
-            self.E += members[:, rows] @ Z.detach()
+            self.E += members[:, rows] @ Z
 
         return add
 
@@ -112,6 +111,7 @@ class FedProtoLoss(HeadLoss):
     def __init__(self, client: FedProtoClient, epoch: Epoch, inbox: Message, sums: FeatureSums | None):
         super().__init__(client, epoch)
         self.lam, self.by_modality = client.params.lam if inbox else 0.0, client.by_modality
+        self.weights = (self.lam,)
         self.accumulate = sums.accumulator(epoch) if sums else None
         if self.lam:
             P_G, present = client.global_prototypes(inbox)
@@ -128,13 +128,21 @@ class FedProtoLoss(HeadLoss):
         """z - t; 0 for samples without a target."""
         return (z if self.all_present else self.has_target[:, rows] * z) - self.target[:, rows]
 
+    def on_batch(self, rows: slice, Z: Tensor) -> None:
+        if self.accumulate:
+            self.accumulate(rows, Z)
+
     def on_fused(self, number: int, rows: slice, z: Tensor, g: Tensor) -> Tensor:
         return g if self.by_modality or not self.lam else self._add_gradient(rows, z, g)
 
     def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
-        if self.accumulate:
-            self.accumulate(rows, Z)
         return self._add_gradient(rows, Z, g) if self.by_modality and self.lam else g
+
+    def batch_terms(self, number: int, rows: slice, Z: Tensor, z: Tensor, logits: Tensor) -> list[Tensor]:
+        (ce,) = super().batch_terms(number, rows, Z, z, logits)
+        if not self.lam:
+            return [ce, torch.zeros_like(ce)]
+        return [ce, self._difference(rows, Z if self.by_modality else z).square().mean()]
 
     def per_sample(self) -> list[Tensor]:
         (ce,) = super().per_sample()

@@ -10,17 +10,15 @@ In every round, with {(p_j, y_j)} the uploaded prototypes and avg_c their means 
 * S epochs of SGD over the shuffled p_j on mean_j cross_entropy(-D_j, y_j), D_jc = ||p_j - Phat_c|| + delta [c = y_j];
 * reply: Phat_c of all classes, and a mask of the classes uploaded so far.
 
-Adaptations:
+Deviations from the published method ([A] adaptation to this setting, [F] defect that is not copied; [C] in `base`):
 
-* the Phat_c of a class that was never uploaded is still random. Clients are not pulled towards it and do not predict
-  it, and the server excludes it from D;
-* lambda is 1 and tau_m is 100 sqrt(d / 512). The authors use 10 and 100 with 512 features. The loss is a mean over
+* [A1] the Phat_c of a class that was never uploaded is still random. Clients are not pulled towards it and do not
+  predict it, and the server excludes it from D;
+* [A2] lambda is 1 and tau_m is 100 sqrt(d / 512). The authors use 10 and 100 with 512 features. The loss is a mean over
   features, so 10 / 512 per feature corresponds to 1 / 51, and distances grow with the square root of d. With the
-  authors' values at d = 48, margin and features grow together until plain SGD at the paper's learning rates diverges.
-
-Not copied from the published code:
-
-* distances as sqrt(|p|^2 - 2 p.c + |c|^2): if Phat_c is close to p_j, rounding makes the radicand negative and all
+  authors' values at d = 48, margin and features grow together until plain SGD at the paper's learning rates diverges;
+* [A3] z_i and p_k,c are FedProto's, with its [A1] and [A2];
+* [F1] distances as sqrt(|p|^2 - 2 p.c + |c|^2): if Phat_c is close to p_j, rounding makes the radicand negative and all
   values NaN. Here distances are norms of differences.
 """
 

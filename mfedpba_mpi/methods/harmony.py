@@ -23,17 +23,21 @@ A client applies the reply to its last training when it next trains or is evalua
 that training it is evaluated with its own trained weights. Applying a reply is idempotent, so results do not depend on
 how often clients are evaluated.
 
-Adaptations to clients with different networks:
+Deviations from the published method ([A] adaptation to this setting, [F] defect that is not copied; [C] in `base`):
 
-* extractors are not communicated, only classifiers are averaged. Features are summed, not concatenated, so that the
-  classifiers of clients with different modalities have the same shape;
-* clients with one modality take part in stage 2 as well; otherwise the method would equal Local where each modality has
-  one owner. With ``stage2_clients = multimodal`` they continue to train h^m_k locally and upload nothing;
-* the fusion classifier starts from the unimodal ones, or with ``fusion_init = random`` from the common initial one;
-* with fusion ``separate`` each item is classified on its own, by h^m_k in stage 1 and by h_k in stage 2.
-
-Not copied from the published code: a softmax before the cross-entropy, and adding the cluster's update to weights that
-already include the client's own.
+* [A1] extractors are not communicated, only classifiers are averaged;
+* [A2] features are summed, not concatenated, so that the classifiers of clients with different modalities have the same
+  shape;
+* [A3] clients with one modality take part in stage 2 as well; otherwise the method would equal Local where each
+  modality has one owner. With ``stage2_clients = multimodal`` they continue to train h^m_k locally and upload nothing;
+* [A4] the fusion classifier starts from the unimodal ones, or with ``fusion_init = random`` from the common initial one
+  (original: a new one);
+* [A5] with fusion ``separate`` each item is classified on its own, by h^m_k in stage 1 and by h_k in stage 2;
+* [A6] the number of clusters G grows with K (original: fixed for each dataset), and k-means starts from the seed of the
+  run and the round;
+* [A7] update and modality bias are sent after the E epochs of a round (original: after every epoch);
+* [F1] a softmax before the cross-entropy;
+* [F2] adding the cluster's update to weights that already include the client's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Local: every client trains alone with L = L_ce, without communication."""
+"""Local: every client trains alone with L = L_ce, without communication.
+
+Deviations: only those of all methods, [C1] to [C4] in `base`.
+"""
 
 from __future__ import annotations
 

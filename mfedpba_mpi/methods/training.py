@@ -145,8 +145,10 @@ class HeadLoss(Loss):
     """L_ce of the classifier with a manual gradient.
 
     A subclass adds the gradients of further loss terms in `on_logits`, `on_fused` and `on_features`, and their values
-    in `per_sample`.
+    in `per_sample`. For training by autograd it adds the terms of a batch in `batch_terms`, and `weights`.
     """
+
+    weights: Sequence[float] = ()  # of the terms after L_ce
 
     def __init__(self, client: Client, epoch: Epoch):
         self.model, self.epoch = client.model, epoch
@@ -161,6 +163,7 @@ class HeadLoss(Loss):
         self.logits: list[Tensor] = []
 
     def gradient(self, number: int, rows: slice, Z: Tensor) -> Tensor:
+        self.on_batch(rows, Z)
         z = self.model.fuse(Z)
         flat = z.flatten(0, 1)
         logits = self.head.forward(flat).view(z.shape[0], z.shape[1], -1)
@@ -174,6 +177,27 @@ class HeadLoss(Loss):
     def leaves(self) -> list[tuple[Leaf, float]]:
         return [(self.head, self.lr)] if self.trains else []
 
+    def by_autograd(self, client: Client) -> AutogradLoss:
+        """Return the same loss, differentiated by autograd."""
+        kind, gradients = type(self), ("on_logits", "on_fused", "on_features")
+        if kind.batch_terms is HeadLoss.batch_terms and any(
+            getattr(kind, name) is not getattr(HeadLoss, name) for name in gradients
+        ):
+            raise TypeError(f"{kind.__name__} has no `batch_terms`, which training by autograd needs")
+
+        def loss(number: int, rows: slice, Z: Tensor) -> tuple[Tensor, list[Tensor]]:
+            self.on_batch(rows, Z.detach())
+            z = self.model.fuse(Z)
+            total, *others = terms = self.batch_terms(number, rows, Z, z, self.model.classifier(z))
+            for weight, term in zip(self.weights, others, strict=True):
+                total = total + weight * term
+            return total, terms
+
+        return AutogradLoss(client, loss)
+
+    def on_batch(self, rows: slice, Z: Tensor) -> None:
+        """Called with the features Z (|M_k|, b, d) of every batch before its gradients are computed."""
+
     def on_logits(self, number: int, rows: slice, logits: Tensor, g: Tensor) -> Tensor:
         """Add further terms to the gradient g (items, b, C) of the logits."""
         return g
@@ -186,12 +210,15 @@ class HeadLoss(Loss):
         """Add further terms to the gradient g (|M_k|, b, d) of the features Z."""
         return g
 
+    def batch_terms(self, number: int, rows: slice, Z: Tensor, z: Tensor, logits: Tensor) -> list[Tensor]:
+        """Return each loss term of a batch as a function of Z, the fused features z (items, b, d) and the logits."""
+        return [cross_entropy(logits, self.epoch.y[rows])]
+
     def per_sample(self) -> list[Tensor]:
         """Return each loss term per sample, (n,)."""
         logits = torch.cat(self.logits, 1)
         items, n, _ = logits.shape
-        y = self.epoch.y[:n]
-        ce = F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items), reduction="none")
+        ce = cross_entropy(logits, self.epoch.y[:n], reduction="none")
         return [ce if items == 1 else ce.view(items, n).mean(0)]
 
     def means(self) -> Tensor:
@@ -200,10 +227,13 @@ class HeadLoss(Loss):
         return last if batches == 1 else torch.lerp(values[:, :start].mean(1), last, 1 / batches)
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """L_ce: mean cross-entropy over all items, for logits (items, B, C) and classes y (B,)."""
+def cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """L_ce: mean cross-entropy over all items, for logits (items, B, C) and classes y (B,).
+
+    With the reduction ``none`` the cross-entropy of each item, (items B,).
+    """
     items = logits.shape[0]
-    return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items))
+    return F.cross_entropy(logits.flatten(0, 1), y if items == 1 else y.repeat(items), reduction=reduction)
 
 
 class Clipping:

@@ -422,14 +422,14 @@ PASSES: dict[type[nn.Module], Callable[[Any], Pass]] = {
 }  # fmt: skip
 
 
-def training_pass(extractor: nn.Module) -> Pass:
+def training_pass(extractor: nn.Module, autograd: bool = False) -> Pass:
     """Build the training pass of an extractor; it shares the current weight tensors.
 
     Shipped extractors are trained manually if every parameter is trainable and no two layers share one. All others are
-    trained by autograd.
+    trained by autograd, or every extractor with `autograd`.
     """
     weights = [p for _, p in extractor.named_parameters(remove_duplicate=False)]
     all_trainable, untied = all(p.requires_grad for p in weights), len(weights) == len({*weights})
-    if type(extractor) in SHIPPED_EXTRACTORS and all_trainable and untied:
+    if not autograd and type(extractor) in SHIPPED_EXTRACTORS and all_trainable and untied:
         return SequentialPass(extractor)  # type: ignore[arg-type]
     return AutogradPass(extractor, has_previous=False)

@@ -209,7 +209,8 @@ def client_bytes(problem: Problem, k: int) -> float:
         total += 2 * (spec.n_train + spec.n_test) * row_bytes(modality)
         total += 2 * 4 * weights(architecture, modality, d)
         first_is_linear = not convolutions(architecture, modality.width)
-        if problem.config.clip and first_is_linear and keeps_gram(spec.n_train, modality.width):
+        by_hand = first_is_linear and not problem.config.autograd
+        if problem.config.clip and by_hand and keeps_gram(spec.n_train, modality.width):
             total += 4 * spec.n_train**2
         total += MODULE_BYTES * 2 * (len(architecture.widths) + len(convolutions(architecture, modality.width)) + 1)
     return total
@@ -218,17 +219,19 @@ def client_bytes(problem: Problem, k: int) -> float:
 def activation_bytes(problem: Problem, k: int) -> float:
     """Return the bytes client k needs while it computes.
 
-    That is input and output of its largest layer during evaluation, and the shuffled rows of an epoch.
+    That is input and output of its largest layer during evaluation, the shuffled rows of an epoch, and the gradients of
+    the weights if they are built.
     """
     spec = problem.clients[k]
-    total = 0.0
+    total = gradients = 0.0
     for m, architecture in zip(spec.modalities, spec.architectures, strict=True):
         modality = problem.info.modalities[m]
         outputs = [layer.outputs * prod(layer.size) for layer in convolutions(architecture, modality.width)]
         largest = max(outputs, default=0) + modality.width
         total = max(total, 2 * 4 * min(EVALUATION_ROWS, spec.n_train) * largest)
         total += spec.n_train * row_bytes(modality)
-    return total
+        gradients += 4 * weights(architecture, modality, problem.d)
+    return total + gradients if problem.config.autograd else total
 
 
 def row_bytes(modality: Modality) -> int:

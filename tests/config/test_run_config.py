@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mfedpba_mpi.config.run_config import RunConfig, fit_to_data, make_config, read_toml
+from mfedpba_mpi.config.run_config import ADDED, RunConfig, fit_to_data, make_config, read_toml
 from mfedpba_mpi.data.catalog import Dataset, Modality
 from mfedpba_mpi.errors import UserError
 
@@ -69,6 +69,13 @@ def test_the_configuration_survives_json():
     config = make_config({"dataset": "youtube", "mfedpba": {"without": "rec,con"}})
     assert json.loads(config.to_json())["mfedpba"]["without"] == ["rec", "con"]
     assert RunConfig.from_json(config.to_json()) == config
+
+
+def test_settings_missing_in_an_older_log_have_their_defaults():
+    config = make_config({"dataset": "youtube"})
+    older = {name: value for name, value in config.as_dict().items() if name not in ADDED}
+    assert {"autograd", "clip"}.isdisjoint(older)
+    assert RunConfig.from_json(json.dumps(older)) == config
 
 
 @pytest.mark.parametrize(

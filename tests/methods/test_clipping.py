@@ -28,8 +28,10 @@ def train_plainly(client, extra_loss, t, inbox, clip):
 
 @pytest.mark.parametrize("families", ["DNN", "DNN,Resmodel", "CNN2D,TextCNN,CNN1D"])
 @pytest.mark.parametrize("method", EXTRA_LOSSES)
-def test_a_clipped_round_equals_the_plain_loop(tiny, tmp_path, method, families):
-    config = tiny(method=method, families=families, clip=0.5, clients=6, alpha=0.3, samples=200, lr=0.02)
+@pytest.mark.parametrize("autograd", [False, True])
+def test_a_clipped_round_equals_the_plain_loop(tiny, tmp_path, method, families, autograd):
+    settings = {"clip": 0.5, "clients": 6, "alpha": 0.3, "samples": 200, "lr": 0.02}
+    config = tiny(method=method, families=families, autograd=autograd, **settings)
     server, clients = federation(config, tmp_path)
     inbox, all_norms = {}, []
     for t in (1, 2):

@@ -51,7 +51,7 @@ def test_a_round_by_hand(make_federation):
 
     # Client 1 has all modalities: zJ = (2, 0) and (0, 1), o = (3L, 0, 0) and (L, L, -L), so p = (8, 1, 1)/10 and
     # (4, 4, 1)/9. CE = (-ln 0.8 - ln 4/9)/2 = 0.517037. Modality 0 alone: p_y = 4/6 and 16/25, CE = 0.425876, better:
-    # ||zJ - z^0|| is the norm of z^1 = (1, 0), (0, -1). Modality 1 alone: p_y = 4/6 and 1/9, worse. L_RAM = sqrt(2)/2.
+    # but z^0 and zJ have the same directions: L_RAM = 0. Modality 1 alone: p_y = 4/6 and 1/9, worse.
     # Contrast with modality 0: qJ = q = (1, 0), (0, 1), each anchor e/(e + 1 + 1); with modality 1: q = (1, 0),
     # (0, -1), two anchors as before and two with 1/e / (1/e + 1 + 1).
     h_1 = second.update(1, 0, h_G)
@@ -61,7 +61,7 @@ def test_a_round_by_hand(make_federation):
     near, far = math.log(math.e + 2) - 1, math.log(1 / math.e + 2) + 1
     assert second.losses["ce"] == pytest.approx(0.517037, abs=2e-6)
     assert second.losses["mcm"] == pytest.approx(near + (near + far) / 2, rel=1e-6)
-    assert second.losses["ram"] == pytest.approx(math.sqrt(0.5), rel=1e-6)
+    assert second.losses["ram"] == pytest.approx(0, abs=1e-6)
 
     # Two rows of a symmetric 2 x 2 matrix with equal diagonal have the same sum: each classifier has the weight 1/2.
     server.X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -111,11 +111,14 @@ def reference_loss(Z, y, w, h_G, missing, alpha, beta, tau):
     zJ = [joint_of(tokens[i], w) for i in range(B)]
     ce = reference_ce(zJ, y, w)
     mcm = ram = torch.tensor(0.0)
+
+    def unit(z):
+        return z / z.norm()
+
     if alpha:
 
         def project(t):
-            q = w["A.weight"] @ t + w["A.bias"]
-            return q / q.norm()
+            return unit(w["A.weight"] @ t + w["A.bias"])
 
         anchors_total = 0.0
         for token in range(len(tokens[0])):
@@ -128,7 +131,8 @@ def reference_loss(Z, y, w, h_G, missing, alpha, beta, tau):
     if beta:
         for m in range(len(Z)):
             if reference_ce(Z[m], y, w) < ce:
-                ram = ram + torch.sqrt(sum(((zJ[i] - Z[m][i].detach()) ** 2).sum() for i in range(B)) + 1e-12) / B
+                squares = sum(((unit(zJ[i]) - unit(Z[m][i].detach())) ** 2).sum() for i in range(B))
+                ram = ram + torch.sqrt(squares + 1e-12) / B
     return torch.stack([ce, mcm, ram])
 
 
@@ -243,6 +247,22 @@ def test_a_round_starts_from_the_global_classifier(one_client):
     h_k = client.update(1, 0, h_G)
     assert torch.equal(h_k["W"], h_G["W"])
     assert torch.equal(h_k["b"], h_G["b"])
+
+
+def test_the_alignment_loss_by_hand():
+    """Unit vectors: (0.6, 0.8) and (0, 1) against (1, 0) and (0, 1), so sqrt(0.16 + 0.64) / 2; lengths do not matter.
+
+    The gradient is orthogonal to zJ, and smaller for a longer zJ.
+    """
+    own = torch.tensor([[[[5.0, 0.0], [0.0, 0.1]]]])
+    for length in (1.0, 10.0):
+        zJ = (length * torch.tensor([[[0.6, 0.8], [0.0, 1.0]]])).requires_grad_()
+        loss = alignment_loss(zJ, own, torch.ones(1, 1))
+        assert loss.item() == pytest.approx(math.sqrt(0.8) / 2, rel=1e-6)
+        (gradient,) = torch.autograd.grad(loss, zJ)
+        # (0.6, 0.8) - (1, 0) has the component 0.8 along (-0.8, 0.6), the direction orthogonal to zJ
+        expected = torch.tensor([[[-0.8, 0.6], [0.0, 0.0]]]) * 0.8 / (2 * math.sqrt(0.8) * length)
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_alignment_loss_has_a_gradient_at_distance_zero():

@@ -122,12 +122,12 @@ def reference(client: Client) -> tuple[nn.Module, float]:
     return model, float(np.mean(norms))
 
 
-@pytest.fixture
-def client(make_federation) -> Client:
+@pytest.fixture(params=[False, True], ids=["by hand", "autograd"])
+def client(make_federation, request) -> Client:
     """A client with two modalities; the second extractor is a Linear layer."""
     rng = np.random.default_rng(0)
     data = Data({m: rng.standard_normal((30, WIDTH)).tolist() for m in range(2)}, [i % 3 for i in range(30)])
-    settings = {"epochs": 2, "batch_size": 8, "lr": 0.1, "track_gradients": True}
+    settings = {"epochs": 2, "batch_size": 8, "lr": 0.1, "track_gradients": True, "autograd": request.param}
     return make_federation("local", [data], modalities=2, d=WIDTH, **settings).clients[0]
 
 

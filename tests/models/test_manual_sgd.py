@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from mfedpba_mpi.data.catalog import Modality
 from mfedpba_mpi.methods.training import Clipping
-from mfedpba_mpi.models.architecture import FAMILIES, sample_architecture
+from mfedpba_mpi.models.architecture import FAMILIES, SHIPPED, sample_architecture
 from mfedpba_mpi.models.extractors import build_extractor
 from mfedpba_mpi.models.inputs import SparseRows
-from mfedpba_mpi.models.manual_sgd import JointNorm, Pass, training_pass
+from mfedpba_mpi.models.manual_sgd import AutogradPass, JointNorm, Pass, training_pass
 from tests.models.test_extractors import example, sparse_rows
 
 D, LR = 6, 0.05
@@ -187,6 +187,14 @@ def test_other_modules_are_trained_by_autograd() -> None:
     model = nn.Sequential(nn.Linear(9, 8, bias=False), nn.Tanh(), nn.Linear(8, D))
     assert training_pass(model).uses_autograd
     assert_same_steps(model, [torch.randn(4, 9) for _ in range(3)])
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_shipped_extractors_are_trained_by_autograd_on_demand(family: str) -> None:
+    modality = Modality("x", FAMILIES[family][0], 64)
+    model = build_extractor(sample_architecture(np.random.default_rng(0), modality, [family]), modality, D)
+    assert isinstance(training_pass(model, autograd=True), AutogradPass)
+    assert not training_pass(model).uses_autograd
 
 
 def test_a_module_without_weights_is_not_trainable() -> None:

@@ -11,7 +11,15 @@ from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.methods.params import METHODS
 from mfedpba_mpi.models.architecture import sample_architecture, weights
 from mfedpba_mpi.models.extractors import build_extractor
-from mfedpba_mpi.planning.plan import Machine, client_bytes, expected_problem, make_plan, rank_bytes, round_seconds
+from mfedpba_mpi.planning.plan import (
+    Machine,
+    activation_bytes,
+    client_bytes,
+    expected_problem,
+    make_plan,
+    rank_bytes,
+    round_seconds,
+)
 
 
 def seconds(ranks, nodes=1, cores=2, server=0.5):
@@ -84,6 +92,17 @@ def test_clipping_keeps_the_products_of_the_rows_of_linear_layers(tiny, tmp_path
     kept = [m for m in own if n <= 2 * free.info.modalities[m].width]
     assert 0 < len(kept) < len(own)
     assert client_bytes(clipped, 0) - client_bytes(free, 0) == 4 * n**2 * len(kept)
+
+
+def test_autograd_builds_the_gradients_of_the_weights_and_keeps_no_products_of_rows(tiny, tmp_path):
+    by_hand, clipped, autograd = (
+        expected_problem(tiny(families="DNN", dims=(8, 400), clients=2, **settings), tmp_path)
+        for settings in ({}, {"clip": 1.0}, {"clip": 1.0, "autograd": True})
+    )
+    spec, modalities = autograd.clients[0], autograd.info.modalities
+    built = sum(weights(a, modalities[m], 8) for m, a in zip(spec.modalities, spec.architectures, strict=True))
+    assert client_bytes(clipped, 0) > client_bytes(autograd, 0) == client_bytes(by_hand, 0)
+    assert activation_bytes(autograd, 0) - activation_bytes(clipped, 0) == 4 * built
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,6 +12,8 @@ from mfedpba_mpi.methods.base import Client, Problem
 from mfedpba_mpi.methods.params import MFedPBAParameters
 from mfedpba_mpi.methods.training import Epoch, HeadLoss
 
+ALL = slice(None)  # batches of an epoch
+
 
 class BatchClasses:
     """Class membership of every batch of an epoch, precomputed so that a step needs few operations.
@@ -71,6 +73,7 @@ class MFedPBALoss(HeadLoss):
     def __init__(self, client: MFedPBAClient, epoch: Epoch, inbox: Message):
         super().__init__(client, epoch)
         self.feature = self.logit = None
+        self.weights = client.lambda_1, client.lambda_2
         if inbox and (client.lambda_1 or client.lambda_2):
             classes = BatchClasses(epoch, client.config.batch_size)
             if client.lambda_1:
@@ -83,6 +86,13 @@ class MFedPBALoss(HeadLoss):
 
     def on_features(self, number: int, rows: slice, Z: Tensor, g: Tensor) -> Tensor:
         return self.feature.add_gradient(number, Z, g) if self.feature else g
+
+    def batch_terms(self, number: int, rows: slice, Z: Tensor, z: Tensor, logits: Tensor) -> list[Tensor]:
+        (ce,) = super().batch_terms(number, rows, Z, z, logits)
+        batch = slice(number, number + 1)
+        fea = self.feature.mean(Z, batch) if self.feature else torch.zeros_like(ce)
+        kl = self.logit.mean(logits, batch) if self.logit else torch.zeros_like(ce)
+        return [ce, fea, kl]
 
     def means(self) -> Tensor:
         (ce,) = super().means()
@@ -115,11 +125,12 @@ class FeatureTerm:
         b = Z.shape[1]
         return torch.baddbmm(g - self.B[number, :, :b], self.A[number, :, :b, :b], Z)
 
-    def mean(self, Z: Tensor) -> Tensor:
-        """Mean of the term over the batches of an epoch with features Z (|M_k|, n, d)."""
-        batches, M, size, _ = self.S.shape
-        Z = F.pad(Z, (0, 0, 0, batches * size - Z.shape[1])).view(M, batches, size, -1).transpose(0, 1)
-        return (self.S @ Z - self.target).square().sum() / (M * batches)
+    def mean(self, Z: Tensor, batches: slice = ALL) -> Tensor:
+        """Mean of the term over consecutive batches with features Z (|M_k|, n, d)."""
+        S, target = self.S[batches], self.target[batches]
+        number, M, size, _ = S.shape
+        Z = F.pad(Z, (0, 0, 0, number * size - Z.shape[1])).view(M, number, size, -1).transpose(0, 1)
+        return (S @ Z - target).square().sum() / (M * number)
 
 
 class LogitTerm:
@@ -132,7 +143,7 @@ class LogitTerm:
         self.S, self.v, self.lambda_2 = classes.S, classes.weights(present)[..., None], lambda_2
         log_p = F.log_softmax(I_G, -1)[classes.y]
         self.vp = self.v * log_p.exp()  # (batches, B, C)
-        self.negative_entropy = (self.vp * log_p).sum()
+        self.negative_entropy = self.vp * log_p
 
     def add_gradient(self, number: int, logits: Tensor, g: Tensor) -> Tensor:
         """Return g + lambda_2 dL/dlogits for a batch with logits (items, b, C)."""
@@ -144,8 +155,9 @@ class LogitTerm:
             return torch.addmm(g[0], S.T, dI, alpha=self.lambda_2)[None]
         return torch.add(g, S.T @ dI, alpha=self.lambda_2 / items)
 
-    def mean(self, logits: Tensor) -> Tensor:
-        """Mean of the term over the batches of an epoch with logits (items, n, C)."""
-        batches, size, _ = self.S.shape
-        I = self.S @ F.pad(logits.mean(0), (0, 0, 0, batches * size - logits.shape[1])).view(batches, size, -1)
-        return (self.negative_entropy - (self.vp * F.log_softmax(I, -1)).sum()) / len(self.S)
+    def mean(self, logits: Tensor, batches: slice = ALL) -> Tensor:
+        """Mean of the term over consecutive batches with logits (items, n, C)."""
+        S, vp, negative_entropy = self.S[batches], self.vp[batches], self.negative_entropy[batches].sum()
+        number, size, _ = S.shape
+        I = S @ F.pad(logits.mean(0), (0, 0, 0, number * size - logits.shape[1])).view(number, size, -1)
+        return (negative_entropy - (vp * F.log_softmax(I, -1)).sum()) / number
