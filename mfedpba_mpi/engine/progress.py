@@ -170,7 +170,7 @@ def client_rows(run: Run) -> tuple[list[str], list[list[object]]]:
 
 
 def payload_text(run: Run) -> str:
-    """Mean payload of a round, beside the paper's formula K 2 C (|M_k| d + C)."""
+    """Mean payload of a round, beside the paper's formula if it has one for the run."""
     up, down = run.rounds["bytes_up"].sum(axis=1).mean(), run.rounds["bytes_down"].sum(axis=1).mean()
     text = f"{bytes_of(up)} up, {bytes_of(down)} down"
     formula = run.formula_floats()

@@ -116,11 +116,16 @@ class Run:
         return parts
 
     def formula_floats(self) -> np.ndarray | None:
-        """Floats per client, round and direction by the paper's C (|M_k| d + C); MFedPBA only, else None."""
-        if self.attributes["method"] != "mfedpba":
-            return None
-        C, d = self.attributes["classes"], self.attributes["config"]["feature_dim"]
-        return C * (self.partition["modalities"].sum(axis=1) * d + C)
+        """Floats per client, round and direction by the paper's formula, None for other methods than these.
+
+        MFedPBA: C (|M_k| d + C). FedProto with prototypes of each modality: C |M_k| d.
+        """
+        method, config = self.attributes["method"], self.attributes["config"]
+        C = self.attributes["classes"]
+        features = C * self.partition["modalities"].sum(axis=1) * config["feature_dim"]
+        if method == "fedproto" and config["fedproto"]["proto_scope"] == "modality":
+            return features
+        return features + C**2 if method == "mfedpba" else None
 
     def as_partition(self) -> Partition:
         """The run's partition, to save it or use it in other runs. Its test rows are those of the accuracies."""

@@ -59,10 +59,13 @@ def test_evaluation_during_the_server_s_step_counts_only_as_far_as_it_takes_long
     }  # fmt: skip
 
 
-def test_the_payload_formula_is_known_for_mfedpba_only(made):
+def test_the_payload_formula_is_known_for_methods_of_the_paper_with_the_paper_s_prototypes(made):
     run = made()
     assert run.formula_floats().tolist() == [3 * (2 * 8 + 3)] * 3  # C (|M_k| d + C)
     assert replace(run, attributes=run.attributes | {"method": "local"}).formula_floats() is None
+    per_modality, fused = (made(method="fedproto", fusion=fusion) for fusion in ("separate", "sum"))
+    assert per_modality.formula_floats().tolist() == [3 * 2 * 8] * 3  # C |M_k| d
+    assert fused.formula_floats() is None
 
 
 def test_a_run_knows_its_partition_and_its_remark(made):
