@@ -132,7 +132,7 @@ def _show_estimates(study: Study, directory: Path, runs: Sequence[StudyRun], dat
     from mfedpba_mpi.records.status import overview, read_state
     from mfedpba_mpi.studies.estimates import estimate, shard_key
     from mfedpba_mpi.studies.formats import show_table
-    from mfedpba_mpi.studies.tables import Measure, lay_out
+    from mfedpba_mpi.studies.tables import Measure, RunValue, lay_out
 
     screen = console()
     states = {run.path: read_state(directory / run.path) for run in runs}
@@ -142,7 +142,7 @@ def _show_estimates(study: Study, directory: Path, runs: Sequence[StudyRun], dat
         for run, run_seconds, run_disk in estimate(runs, data_dir):
             seconds[run.path], disk[run.path] = run_seconds, run_disk
             status.update(f"calibrating, {len(seconds)} of {len(runs)}")
-    minutes = [(run, seconds[run.path] / 60, "") for run in runs]
+    minutes = [RunValue(run, seconds[run.path] / 60) for run in runs]
     show_table(lay_out(study, minutes, Measure("estimated minutes per run on this machine", digits=1, plain=True)))
     screen.print(f"{count(len(runs), 'run')} in {directory}: {overview(states.values())}", markup=False)
     todo = [run for run in runs if states[run.path].status != COMPLETE]
@@ -186,7 +186,12 @@ def _stored_study(directory: Path) -> Study:
     "--format", "format_name", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]"
 )
 @click.option("--measure", default="", metavar="NAME", help="number in each cell  [default: the study's, or last_five]")
-@click.option("--against", default="", metavar="COLUMN", help="subtract this column, seed by seed, e.g. Local")
+@click.option(
+    "--against",
+    default="",
+    metavar="COLUMN",
+    help="subtract this column, seed by seed, e.g. Local or 'FedProto, classifier'",
+)
 @click.option("--save", "saving", is_flag=True, help="also write DIR/table.txt, .md, .tex, .csv and DIR/runs.csv")
 def show_study_table(directory: Path, format_name: str, measure: str, against: str, saving: bool) -> None:
     """Print the table of the study in DIR: mean and standard deviation over seeds, best bold, second best underlined.
@@ -197,7 +202,7 @@ def show_study_table(directory: Path, format_name: str, measure: str, against: s
 
     \b
     Measures:
-    last_five        mean accuracy of the last five rounds
+    last_five        mean accuracy of the last five rounds, for each predictor of a method
     last, best       accuracy of the last round, of the best round
     client_mean      unweighted mean over clients (last five rounds)
     seconds          time per round

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -16,6 +16,7 @@ from mfedpba_mpi.cli.console import console, table
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records import tables
+from mfedpba_mpi.records.run import Run
 from mfedpba_mpi.studies.study import Study
 from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, ended_runs
 
@@ -109,17 +110,40 @@ FORMATS: dict[str, tuple[str, Callable[[Results], str]]] = {
 
 
 def runs_csv(study: Study, directory: Path) -> str:
-    """A line of CSV for each run that has ended: labels, all measures, the clients' accuracies (last five rounds)."""
-    rows: list[list[object]] = []
+    """A line of CSV for each run that has ended: labels, all measures, the clients' accuracies (last five rounds).
+
+    If a method has several predictors, the column `predictors` has their names, the default one first, and columns
+    such as `last_five_classifier` and `clients_classifier` have the accuracies of the others; see `of_predictors`.
+    """
+    lines: list[dict[str, str]] = []
     for key, run in ended_runs(study, directory):
-        numbers: list[object] = [None] * (len(MEASURES) + 1)
+        line = {**key.labels, "status": run.status, "remark": run.remark}
         if run.status == COMPLETE:
-            values = [value_of(run) for _, value_of in MEASURES.values()]
-            clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
-            numbers = [None if np.isnan(number) else f"{number:.6g}" for number in values]
-            numbers.append(" ".join(f"{accuracy:.2f}" for accuracy in clients))
-        rows.append([*key.labels.values(), run.status, run.remark, *numbers])
-    return tables.csv_text([*study.axes, "status", "remark", *MEASURES, "clients"], rows)
+            for i, (predictor, judged) in enumerate(run.by_predictor().items()):
+                line |= {f"{name}_{predictor}" if i else name: text for name, text in _numbers(judged, i > 0).items()}
+            line |= {"predictors": " ".join(run.predictors)} if run.predictors else {}
+        lines.append(line)
+    headers = [*study.axes, "status", "remark", *MEASURES, "clients"]
+    more = dict.fromkeys(name for line in lines for name in line if name not in headers)
+    headers += sorted(more, key=lambda name: name != "predictors")
+    return tables.csv_text(headers, ([line.get(name) for name in headers] for line in lines))
+
+
+def _numbers(run: Run, accuracies_only: bool) -> dict[str, str]:
+    """The cells of a run in `runs_csv`."""
+    shown = {n: value_of for n, (measure, value_of) in MEASURES.items() if measure.of_predictor or not accuracies_only}
+    cells = {name: "" if np.isnan(number := value_of(run)) else f"{number:.6g}" for name, value_of in shown.items()}
+    clients = 100 * run.rounds["accuracy"][run.evaluated - 1][-5:].mean(axis=0)
+    return cells | {"clients": " ".join(f"{accuracy:.2f}" for accuracy in clients)}
+
+
+def of_predictors(line: Mapping[str, str], name: str) -> dict[str, str]:
+    """The cells of a measure, or of ``clients``, in a line of `runs_csv`, by predictor.
+
+    ``{"": cell}`` if the method has only one, or if the line is of an older version, which had the default's cells.
+    """
+    default, *others = (line.get("predictors") or "").split() or [""]
+    return {default: line[name]} | {other: line[f"{name}_{other}"] for other in others}
 
 
 def save(study: Study, results: Results, directory: Path) -> None:

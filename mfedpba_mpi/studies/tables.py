@@ -1,7 +1,8 @@
 """The table of a study: mean and standard deviation over seeds, with the best and the second best cells marked.
 
 The deviation is that of a sample (n - 1). Only complete runs count; the table notes missing and failed runs. Results on
-synthetic data are marked in the title, or in the rows if only some of them are.
+synthetic data are marked in the title, or in the rows if only some of them are. A method with several predictors has
+a column (or row) for the accuracies of each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +20,25 @@ from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
 from mfedpba_mpi.records.tables import NumberText
-from mfedpba_mpi.studies.study import SEED, RunKey, Study
+from mfedpba_mpi.studies.study import METHOD, SEED, AxisValue, RunKey, Study
 
-RunValue = tuple[RunKey, float, str]  # a run that has ended: its number (NaN if it failed), and its remark
+PREDICTOR = "predictor"  # the axis of the predictors of a study's only method
 Grid = list[list["Cell | None"]]
+
+
+class RunValue(NamedTuple):
+    """A number of a run that has ended.
+
+    Attributes
+    ----------
+    value : the number, NaN if the run failed.
+    predictor : which of the method's predictors the number is about; "" if it has only one, or failed.
+    """
+
+    key: RunKey
+    value: float
+    remark: str = ""
+    predictor: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,7 @@ class Measure:
 
     Attributes
     ----------
+    of_predictor : a method with several predictors has a number for each.
     plain : show no deviations and mark no best cells.
     last_five : the number is a mean over the last five rounds, or over all if there are fewer.
     """
@@ -37,13 +55,14 @@ class Measure:
     label: str
     larger_is_better: bool = False
     digits: int = 3
+    of_predictor: bool = False
     plain: bool = False
     last_five: bool = False
 
 
 def _accuracy(label: str, name: str, last_five: bool = False) -> tuple[Measure, Callable[[Run], float]]:
     """A measure of `Run.summary`, in percent."""
-    measure = Measure(f"{label} in %", larger_is_better=True, digits=2, last_five=last_five)
+    measure = Measure(f"{label} in %", larger_is_better=True, digits=2, of_predictor=True, last_five=last_five)
     return measure, lambda run: 100 * run.summary()[name]
 
 
@@ -194,41 +213,13 @@ def tabulate(study: Study, directory: Path, measure: str = "", against: str = ""
     key = measure or study.layout.measure
     if key not in MEASURES:
         raise unknown("measure", key, MEASURES)
-    shown, value_of = MEASURES[key]
+    shown = MEASURES[key][0]
     values: list[RunValue] = []
     short = False
     for run_key, run in ended_runs(study, directory):
         short |= shown.last_five and len(run.evaluated) < 5
-        complete, number = run.status == COMPLETE, value_of(run) if run.status == COMPLETE else np.nan
-        if not (complete and np.isnan(number)):  # a complete run without this measure, e.g. plan_trace of Local
-            values.append((run_key, number, run.remark))
-    results = difference_table(study, values, shown, against) if against else lay_out(study, values, shown)
-    return replace(results, short=short)
-
-
-def difference_table(study: Study, values: Sequence[RunValue], measure: Measure, column: str) -> Results:
-    """The table of differences to a column, seed by seed.
-
-    Runs with the same seed have the same clients, so the deviation of the differences does not contain that of the
-    problems. Runs without a partner in `column` are left out, but failed runs still count as failed. In a table with
-    a single column, `column` is the label of a row.
-    """
-    axis = study.layout.columns or next(iter(study.layout.rows), "")
-    labels = [value.label for value in study.axes[axis]] if axis else []
-    if column not in labels:
-        raise unknown("column", column, labels)
-
-    def other_labels(key: RunKey) -> tuple[str, ...]:
-        return tuple(label for name, label in key.labels.items() if name != axis)
-
-    base = {other_labels(key): x for key, x, _ in values if key.labels[axis] == column and not np.isnan(x)}
-    differences = [
-        (key, x - base.get(other_labels(key), np.nan), remark)
-        for key, x, remark in values
-        if other_labels(key) in base or np.isnan(x)
-    ]
-    study = replace(study, layout=replace(study.layout, against_first=False))
-    return lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"))
+        values += values_of(run_key, run, key)
+    return replace(table_of(study, values, shown, against), short=short)
 
 
 def ended_runs(study: Study, directory: Path) -> Iterator[tuple[RunKey, Run]]:
@@ -238,19 +229,111 @@ def ended_runs(study: Study, directory: Path) -> Iterator[tuple[RunKey, Run]]:
             yield key, run
 
 
+def values_of(key: RunKey, run: Run, measure: str) -> Iterator[RunValue]:
+    """The values of a measure, one for each predictor; none if a complete run lacks it, e.g. plan_trace of Local."""
+    shown, value_of = MEASURES[measure]
+    if run.status != COMPLETE:
+        yield RunValue(key, np.nan, run.remark)
+        return
+    for predictor, judged in (run.by_predictor() if shown.of_predictor else {"": run}).items():
+        if not np.isnan(number := value_of(judged)):
+            yield RunValue(key, number, run.remark, predictor)
+
+
+def table_of(study: Study, values: Sequence[RunValue], measure: Measure, against: str = "") -> Results:
+    """The table of these values, or of their differences to the column `against`."""
+    return difference_table(study, values, measure, against) if against else lay_out(study, values, measure)
+
+
+def difference_table(study: Study, values: Sequence[RunValue], measure: Measure, column: str) -> Results:
+    """The table of differences to a column, seed by seed.
+
+    Runs with the same seed have the same clients, so the deviation of the differences does not contain that of the
+    problems. Runs without a partner in `column` are left out, but failed runs still count as failed. `column` may be
+    the label of a row instead.
+    """
+    runs = len(study.run_keys())
+    study, values = _split_by_predictor(study, values)
+    axes = [*filter(None, [study.layout.columns]), *study.layout.rows]
+    labels = {axis: [value.label for value in study.axes[axis]] for axis in axes}
+    axis = next((axis for axis in axes if column in labels[axis]), "")
+    if not axis:
+        raise unknown("column", column, labels[axes[0]] if axes else [])
+
+    def other_labels(key: RunKey) -> tuple[str, ...]:
+        return tuple(label for name, label in key.labels.items() if name != axis)
+
+    base = {other_labels(v.key): v.value for v in values if v.key.labels[axis] == column and not np.isnan(v.value)}
+    differences = [
+        v._replace(value=v.value - base.get(other_labels(v.key), np.nan))
+        for v in values
+        if other_labels(v.key) in base or np.isnan(v.value)
+    ]
+    study = replace(study, layout=replace(study.layout, against_first=False))
+    return _lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"), runs)
+
+
 def lay_out(study: Study, values: Sequence[RunValue], measure: Measure) -> Results:
     """The table of these values, in the study's layout."""
-    layout, remarks = study.layout, {remark for *_, remark in values}
+    return _lay_out(*_split_by_predictor(study, values), measure, len(study.run_keys()))
+
+
+def axis_of_methods(study: Study) -> str:
+    """The first axis with methods among its settings, "" if there is none."""
+    return next((axis for axis in study.axes if any(METHOD in value.settings for value in study.axes[axis])), "")
+
+
+def with_predictor(label: str, predictor: str) -> str:
+    """The label of numbers about one of several predictors, e.g. "FedProto, classifier"."""
+    return ", ".join(filter(None, (label, predictor)))
+
+
+def _split_by_predictor(study: Study, values: Sequence[RunValue]) -> tuple[Study, Sequence[RunValue]]:
+    """The study with a label for each predictor in place of a method with several, and the values under these labels.
+
+    If no axis has methods, the labels of the columns are split; a table without columns gets one for each predictor. A
+    failed run counts for all predictors of its method. A value without a predictor, of a method that has some, is from
+    a file of an older version and about the default one, which comes first.
+    """
+    if not any(value.predictor for value in values):
+        return study, values
+    layout, axes = study.layout, study.axes
+    axis = axis_of_methods(study) or layout.columns
+    if not axis:
+        axis, layout = PREDICTOR, replace(layout, columns=PREDICTOR, best=layout.best or "column")
+        axes = {**axes, axis: [AxisValue("", {})]}
+    predictors: dict[str, list[str]] = {}
+    for value in values:
+        known = predictors.setdefault(value.key.labels.get(axis, ""), [])
+        known += [value.predictor] if value.predictor and value.predictor not in known else []
+    split = []
+    for value in values:
+        label = value.key.labels.get(axis, "")
+        known = predictors[label] or [""]
+        for name in [value.predictor] if value.predictor else known if np.isnan(value.value) else known[:1]:
+            labels = {**value.key.labels, axis: with_predictor(label, name)}
+            split.append(RunValue(replace(value.key, labels=labels), value.value, value.remark))
+    choices = [
+        replace(choice, label=with_predictor(choice.label, name))
+        for choice in axes[axis]
+        for name in predictors.get(choice.label) or [""]
+    ]
+    return replace(study, axes={**axes, axis: choices}, layout=layout), split
+
+
+def _lay_out(study: Study, values: Sequence[RunValue], measure: Measure, runs: int) -> Results:
+    """The table of values that are split by predictor, of a study of so many runs."""
+    layout, remarks = study.layout, {value.remark for value in values}
     columns = _labels(study, [layout.columns] if layout.columns else [])
     grid: Grid = []
     labels, row_remarks = [], []
     for row in _labels(study, layout.rows):
-        in_row = [entry for entry in values if _has_labels(entry[0], layout.rows, row)]
+        in_row = [value for value in values if _has_labels(value.key, layout.rows, row)]
         labels.append(" ".join(row) or study.name)
-        row_remarks.append(joint_remark(remark for *_, remark in in_row) if len(remarks) > 1 else "")
-        grid.append([cell_of([x for key, x, _ in in_row if _has_labels(key, [layout.columns], c)]) for c in columns])
+        row_remarks.append(joint_remark(value.remark for value in in_row) if len(remarks) > 1 else "")
+        grid.append([cell_of([v.value for v in in_row if _has_labels(v.key, [layout.columns], c)]) for c in columns])
     best = layout.best or ("row" if len(columns) > 1 else "column")
-    incomplete = "" if measure.plain else _incomplete(study, [value for _, value, _ in values])
+    incomplete = "" if measure.plain else _incomplete(runs, values)
     if measure.plain:
         grid = [[cell and replace(cell, deviation=np.nan) for cell in row] for row in grid]
     else:
@@ -266,13 +349,14 @@ def lay_out(study: Study, values: Sequence[RunValue], measure: Measure) -> Resul
     )  # fmt: skip
 
 
-def _incomplete(study: Study, values: Sequence[float]) -> str:
-    """How many runs are complete and how many have failed; "" if all are complete."""
-    total, failed = len(study.run_keys()), int(np.isnan(values).sum())
-    if len(values) - failed == total:
+def _incomplete(total: int, values: Sequence[RunValue]) -> str:
+    """How many of `total` runs are complete and how many have failed; "" if all are complete."""
+    failed = len({value.key.path for value in values if np.isnan(value.value)})
+    complete = len({value.key.path for value in values if not np.isnan(value.value)})
+    if complete == total:
         return ""
     runs = "1 run is" if total == 1 else f"{total} runs are"
-    return f"{len(values) - failed} of {runs} complete{f', {failed} failed' if failed else ''}"
+    return f"{complete} of {runs} complete{f', {failed} failed' if failed else ''}"
 
 
 def _labels(study: Study, axes: Iterable[str]) -> list[tuple[str, ...]]:

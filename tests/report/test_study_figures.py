@@ -12,7 +12,14 @@ from matplotlib.collections import PolyCollection
 from mfedpba_mpi.data.seal import seal
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import LOG_NAME, Run
-from mfedpba_mpi.report.study_figures import client_table, convergence, figures_of, panels, runs_by_method
+from mfedpba_mpi.report.study_figures import (
+    client_table,
+    convergence,
+    figures_of,
+    panels,
+    predictor_note,
+    runs_by_method,
+)
 from mfedpba_mpi.report.table_figures import curve
 from mfedpba_mpi.studies.study_file import find_study, read_study
 from mfedpba_mpi.studies.tables import MEASURES
@@ -167,6 +174,16 @@ def test_the_client_table_does_not_average_clients_of_different_problems():
         ["A, problem seed 0", "20.00"], ["B, problem seed 0", "20.00"],
         ["A, problem seed 1", "40.00"], ["B, problem seed 1", "40.00"],
     ]  # fmt: skip
+
+
+def test_every_predictor_has_a_row_in_the_client_table():
+    run = a_run([[0.5, 0.7]])
+    run.rounds.update(accuracy_near=run.rounds["accuracy"], accuracy_other=np.array([[0.2, 0.4]]))
+    assert client_table({"A": [run], "B": [a_run([[0.1, 0.3]])]})[1] == [
+        ["A, near", "50.00", "70.00", "60.00"], ["A, other", "20.00", "40.00", "30.00"],
+        ["B", "10.00", "30.00", "20.00"],
+    ]  # fmt: skip
+    assert predictor_note({"A": [run], "B": []}) == " Predictors: A, near."
 
 
 def test_the_client_table_of_many_clients_has_their_quantiles():

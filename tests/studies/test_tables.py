@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mfedpba_mpi.errors import UserError
-from mfedpba_mpi.studies.formats import as_markdown, runs_csv
+from mfedpba_mpi.studies.formats import as_markdown, of_predictors, runs_csv
 from mfedpba_mpi.studies.study_file import find_study
-from mfedpba_mpi.studies.tables import MEASURES, difference_table, lay_out, tabulate
+from mfedpba_mpi.studies.tables import MEASURES, RunValue, difference_table, lay_out, tabulate
 from tests.studies.examples import ACCURACY, SECONDS, STUDY, VALUES, run_values
 
 
@@ -76,7 +76,7 @@ def test_rows_are_compared_with_the_first(tmp_path):
 def test_synthetic_data_are_marked_in_the_title_or_in_some_rows(study):
     values = run_values(study, [1.0] * 12)
     assert lay_out(study, values, ACCURACY).title == f"T (synthetic data): {ACCURACY.label}"
-    mixed = [(key, value, remark if key.labels["partition"] == "m1" else "") for key, value, remark in values]
+    mixed = [value if value.key.labels["partition"] == "m1" else value._replace(remark="") for value in values]
     results = lay_out(study, mixed, ACCURACY)
     assert results.title == f"T: {ACCURACY.label}"
     assert [row.name for row in results.rows] == ["m2", "m1 (synthetic data)"]
@@ -148,3 +148,94 @@ def test_a_column_is_subtracted_seed_by_seed(study):
     assert [(cell.mean, cell.n, cell.failed) for cell in failed.rows[0].cells[:2]] == [(0, 1, 1), (9, 1, 0)]
     with pytest.raises(UserError, match="did you mean 'Local'"):
         difference_table(study, found, ACCURACY, "local")
+
+
+def judged_values(study):
+    """Local has 40 and 42, FedProto 50 by prototype and 60 by classifier, and failed; MFedPBA 55 and 57, all on m2."""
+    keys = study.run_keys()
+    return [
+        *(RunValue(key, value) for key, value in zip(keys[:2], (40, 42), strict=True)),
+        RunValue(keys[2], 50, predictor="prototype"), RunValue(keys[2], 60, predictor="classifier"),
+        RunValue(keys[3], math.nan), RunValue(keys[4], 55), RunValue(keys[5], 57),
+    ]  # fmt: skip
+
+
+def test_a_method_with_several_predictors_has_a_column_for_each(study):
+    results = lay_out(study, judged_values(study), ACCURACY)
+    assert results.columns == ["Local", "FedProto, prototype", "FedProto, classifier", "MFedPBA"]
+    assert [cell.full_text(2) for cell in results.rows[0].cells] == [
+        "41.00 ± 1.41", "50.00 (1 failed)", "60.00 (1 failed)", "56.00 ± 1.41"
+    ]  # fmt: skip
+    assert [cell.place for cell in results.rows[0].cells] == [2, 0, 0, 1]
+    assert "5 of 12 runs are complete, 1 failed" in results.notes()  # runs, not values
+    differences = difference_table(study, judged_values(study), ACCURACY, "FedProto, classifier")
+    assert differences.title.endswith(", minus FedProto, classifier's")
+    cells = differences.rows[0].cells
+    assert [(cell.mean, cell.n, cell.failed) for cell in cells] == [(-20, 1, 0), (-10, 1, 1), (0, 1, 1), (-5, 1, 0)]
+    with pytest.raises(
+        UserError, match=r"unknown column 'FedProto'.*choose from: FedProto, classifier; FedProto, proto"
+    ):
+        difference_table(study, judged_values(study), ACCURACY, "FedProto")
+
+
+def test_a_value_of_an_older_file_is_about_the_default_predictor(study):
+    keys = study.run_keys()
+    values = [RunValue(keys[2], 50), RunValue(keys[3], 54, "", "prototype"), RunValue(keys[3], 70, "", "classifier")]
+    results = lay_out(study, values, ACCURACY)
+    assert [cell and (cell.mean, cell.n) for cell in results.rows[0].cells] == [None, (52, 2), (70, 1), None]
+    assert lay_out(study, values[:1], ACCURACY).columns == ["Local", "FedProto", "MFedPBA"]
+
+
+@pytest.mark.parametrize(
+    ("cross", "table", "columns", "rows"),
+    [
+        ("lr = [0.1, 0.2]", "", ["prototype", "classifier"], ["0.1", "0.2"]),
+        ("", "", ["prototype", "classifier"], ["t"]),
+        ('lr = [0.1]\nfusion = ["sum"]', 'columns = "fusion"', ["sum, prototype", "sum, classifier"], ["0.1"]),
+        (
+            'variant = [{ name = "A", method = "fedproto" }, { name = "B", method = "local" }]', "",
+            ["mean"], ["A, prototype", "A, classifier", "B"],
+        ),
+    ],
+    ids=["rows", "one cell", "columns", "variants"],
+)  # fmt: skip
+def test_predictors_in_studies_without_an_axis_of_methods(written, cross, table, columns, rows):
+    study = written(f'[settings]\nmethod = "fedproto"\n[cross]\n{cross}\nseed = [0]\n[table]\n{table}')
+    values = []
+    for key in study.run_keys():
+        single = key.labels.get("variant") == "B"
+        values += [
+            RunValue(key, value, predictor=predictor)
+            for value, predictor in ([(3.0, "")] if single else [(1.0, "prototype"), (2.0, "classifier")])
+        ]
+    results = lay_out(study, values, ACCURACY)
+    assert (results.columns, [row.label.replace("mine", "t") for row in results.rows]) == (columns, rows)
+    means = [cell.mean for row in results.rows for cell in row.cells]
+    assert means == ([1, 2, 3] if "variant" in cross else [1, 2] * (len(means) // 2))
+    assert results.notes()[:2] == ["one seed", f"best of a {results.best} bold, second best underlined"]
+    assert results.best == ("row" if "columns" in table else "column")
+
+
+def test_accuracies_by_predictor_are_those_of_the_log(finished, tmp_path):
+    (tmp_path / "t.toml").write_text(STUDY)
+    study = find_study(str(tmp_path / "t.toml"))
+    run = finished(method="fedproto", partition="m2", eval_every=2)
+    directory = tmp_path / "study" / study.run_keys()[2].path
+    directory.parent.mkdir(parents=True)
+    run.path.parent.rename(directory)
+    tested = run.rounds["tested"][1:]  # evaluated after rounds 2 and 3
+    correct = {name: (run.rounds[f"accuracy_{name}"][1:] * tested).sum(axis=1) for name in run.predictors}
+    best = {name: 100 * (hits / tested.sum(axis=1)).max() for name, hits in correct.items()}
+    results = tabulate(study, tmp_path / "study", "best")
+    assert results.columns == ["Local", "FedProto, prototype", "FedProto, classifier", "MFedPBA"]
+    assert [cell and cell.mean for cell in results.rows[0].cells] == [
+        None, *(pytest.approx(best[name]) for name in ("prototype", "classifier")), None
+    ]  # fmt: skip
+    assert tabulate(study, tmp_path / "study", "seconds").columns == ["Local", "FedProto", "MFedPBA"]
+    (line,) = csv.DictReader(io.StringIO(runs_csv(study, tmp_path / "study")))
+    assert {name: float(cell) for name, cell in of_predictors(line, "best").items()} == pytest.approx(best, rel=1e-5)
+    clients = {name: 100 * run.rounds[f"accuracy_{name}"][1:].mean(axis=0) for name in run.predictors}
+    for name, cell in of_predictors(line, "clients").items():
+        np.testing.assert_allclose([float(text) for text in cell.split()], clients[name], atol=0.006)
+    old = {name: cell for name, cell in line.items() if "classifier" not in name and name != "predictors"}
+    assert of_predictors(old, "best") == {"": line["best"]}
