@@ -3,9 +3,9 @@
 RUNS/NAME holds runs of the study NAME.toml that is beside this file. Their numbers go into NAME.csv and their
 accuracies after each round into NAME-rounds.csv, a line a run, where lines of runs that are not there stay. From these
 lines come the figures NAME-*.png and the tables of results.md and clients.md, each between the lines ``<!-- NAME
-MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; a column may follow
-that is subtracted, see ``study table --against``; several measures, with commas between them, are the columns of one
-table, where the study itself has only one.
+MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; several measures,
+with commas between them, are shown in one table, see ``study table --measure``. A column may follow that is subtracted,
+see ``study table --against``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,7 @@ class Record:
             (
                 place,
                 _as_run(row, {} if _beside(place) in gaps else curves[place.path]),
-                _number(row, self.study.layout.measure),
+                _number(row, self.study.layout.measure[0]),
             )
             for place, row in self.runs
         ]
@@ -71,19 +71,7 @@ class Record:
 
     def table(self, measures: str, against: str) -> str:
         """The table of a measure, or that of several, in Markdown."""
-        parts = [self.results(measure, against) for measure in measures.split(",")]
-        if len(parts) == 1:
-            return as_markdown(parts[0])
-        labels = [row.name for row in parts[0].rows]
-        columns = [
-            [
-                replace(cell, against="").full_text(part.measure.digits) if cell else "-"
-                for (cell,) in (row.cells for row in part.rows)
-            ]
-            for part in parts
-        ]
-        heads = [parts[0].corner, *(part.measure.label for part in parts)]
-        return _markdown(self.study.title, heads, list(zip(labels, *columns, strict=True)))
+        return as_markdown(*(self.results(measure, against) for measure in measures.split(",")))
 
     def results(self, measure: str, against: str) -> Results:
         """The table of a measure, if need be as differences to a column."""

@@ -105,9 +105,9 @@ def run(
     store_study(stored, directory)
     code = runner.run(runs, prepare_data(runs, data_dir, directory))
     if part is None and code != EXIT_INTERRUPTED:
-        results = tabulate(stored, directory)
-        show_table(results)
-        save(stored, results, directory)
+        tables = tabulate(stored, directory)
+        show_table(*tables)
+        save(stored, tables, directory)
     if code:
         raise Ended(INTERRUPTED if code == EXIT_INTERRUPTED else FAILED, "", code)
 
@@ -185,7 +185,10 @@ def _stored_study(directory: Path) -> Study:
 @click.option(
     "--format", "format_name", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]"
 )
-@click.option("--measure", default="", metavar="NAME", help="number in each cell  [default: the study's, or last_five]")
+@click.option(
+    "--measure", default="", metavar="NAME[,NAME]",
+    help="numbers in each cell  [default: the study's, or last_five,best]",
+)  # fmt: skip
 @click.option(
     "--against",
     default="",
@@ -196,9 +199,11 @@ def _stored_study(directory: Path) -> Study:
 def show_study_table(directory: Path, format_name: str, measure: str, against: str, saving: bool) -> None:
     """Print the table of the study in DIR: mean and standard deviation over seeds, best bold, second best underlined.
 
+    Several measures are rows below each other, or columns if the study has only one.
+
     \b
     mfedpba-mpi study table runs/main-table --format latex
-    mfedpba-mpi study table runs/main-table --against Local
+    mfedpba-mpi study table runs/main-table --measure last_five --against Local
 
     \b
     Measures:
@@ -218,13 +223,13 @@ def show_study_table(directory: Path, format_name: str, measure: str, against: s
     if format_name not in FORMATS:
         raise unknown("format", format_name, FORMATS)
     stored = _stored_study(directory)
-    results = tabulate(stored, directory, measure, against)
+    tables = tabulate(stored, directory, [name.strip() for name in measure.split(",") if name.strip()], against)
     if format_name == "text":
-        show_table(results)
+        show_table(*tables)
     else:
-        click.echo(FORMATS[format_name][1](results), nl=False)
+        click.echo(FORMATS[format_name][1](*tables), nl=False)
     if saving:
-        save(stored, results, directory)
+        save(stored, tables, directory)
 
 
 study.add_command(submit)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
@@ -39,6 +38,7 @@ from mfedpba_mpi.studies.tables import (
     RunValue,
     axis_of_methods,
     cell_of,
+    checked_measures,
     lay_out,
     with_predictor,
 )
@@ -237,7 +237,7 @@ def _quantiles(values: Sequence[float]) -> list[float]:
 
 def _mean_text(values: Sequence[float]) -> str:
     cell = cell_of([value for value in values if np.isfinite(value)])
-    return cell.text(2) if cell else "-"
+    return cell.text() if cell else "-"
 
 
 # ---- studies
@@ -253,20 +253,19 @@ class StudyFigure(NamedTuple):
 
 
 def figures_of(study: Study, directory: Path) -> Iterator[StudyFigure]:
-    """Draw the figures of a study from its complete runs.
+    """Draw the figures of a study from its complete runs, of the first measure of its table.
 
     The axes determine the kind: a scaling plot for seconds over ranks, a heat map for two numeric axes, a curve for
     one, and bars for none, unless they are too many. Studies that compare the accuracy of methods also get accuracy
     over rounds. Figures have the accuracies of a method's default predictor, which captions name.
     """
-    if study.layout.measure not in MEASURES:
-        raise unknown("measure", study.layout.measure, MEASURES)
-    yield from figures_from(study, _load_ended(study, directory, MEASURES[study.layout.measure][1]))
+    measure = checked_measures(study.layout.measure)[0]
+    yield from figures_from(study, _load_ended(study, directory, MEASURES[measure][1]))
 
 
 def figures_from(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:
     """Like `figures_of`, from loaded runs."""
-    measure = MEASURES[study.layout.measure][0]
+    measure = MEASURES[study.layout.measure[0]][0]
     axis = axis_of_methods(study)
     note = predictor_note({place.labels[axis] if axis else study.name: [run] for place, run, _ in ended})
     figures = [_table_figures(study, ended, measure)]
@@ -309,7 +308,7 @@ def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator
     crossed = [axis for axis, choices in study.axes.items() if axis != SEED and len(choices) > 1]
     order = [axis for axis in (*study.layout.rows, study.layout.columns) if axis in crossed]  # rows before columns
     numeric = [axis for axis in order if _is_numeric(axis, study.axes[axis])]
-    by_ranks = [axis for axis in order if len(set(_ranks(study, axis))) > 1 and study.layout.measure == "seconds"]
+    by_ranks = [axis for axis in order if len(set(_ranks(study, axis))) > 1 and study.layout.measure[0] == "seconds"]
     if not by_ranks and not numeric:
         results = _results(study, ended, measure)
         if crossed and len(results.rows) * len(results.columns) <= MAX_BARS and _has_values(results):

@@ -47,6 +47,7 @@ class Measure:
 
     Attributes
     ----------
+    quantity : what is measured, where that is the same for several measures, which differ in their `rounds`.
     of_predictor : a method with several predictors has a number for each.
     plain : show no deviations and mark no best cells.
     last_five : the number is a mean over the last five rounds, or over all if there are fewer.
@@ -55,14 +56,19 @@ class Measure:
     label: str
     larger_is_better: bool = False
     digits: int = 3
+    quantity: str = ""
+    rounds: str = ""
     of_predictor: bool = False
     plain: bool = False
     last_five: bool = False
 
 
-def _accuracy(label: str, name: str, last_five: bool = False) -> tuple[Measure, Callable[[Run], float]]:
-    """A measure of `Run.summary`, in percent."""
-    measure = Measure(f"{label} in %", larger_is_better=True, digits=2, of_predictor=True, last_five=last_five)
+def _accuracy(
+    label: str, name: str, rounds: str = "", last_five: bool = False
+) -> tuple[Measure, Callable[[Run], float]]:
+    """A measure of `Run.summary`, in percent. Those with `rounds` are of the average accuracy."""
+    quantity = "average accuracy in %" if rounds else ""
+    measure = Measure(f"{label} in %", True, 2, quantity, rounds, of_predictor=True, last_five=last_five)
     return measure, lambda run: 100 * run.summary()[name]
 
 
@@ -77,9 +83,11 @@ def _prototypes(words: str, low: int, high: int) -> tuple[Measure, Callable[[Run
 
 
 MEASURES: dict[str, tuple[Measure, Callable[[Run], float]]] = {
-    "last_five": _accuracy("average accuracy (mean of the last five rounds)", "last_five", last_five=True),
-    "last": _accuracy("average accuracy after the last round", "last"),
-    "best": _accuracy("best average accuracy of a round", "best"),
+    "last_five": _accuracy(
+        "average accuracy (mean of the last five rounds)", "last_five", "last five rounds", last_five=True
+    ),
+    "last": _accuracy("average accuracy after the last round", "last", "last round"),
+    "best": _accuracy("best average accuracy of a round", "best", "best round"),
     "client_mean": _accuracy(
         "unweighted mean of the clients' accuracies (last five rounds)", "client_mean_last_five", last_five=True
     ),
@@ -116,6 +124,7 @@ class Cell:
     failed : number of failed runs, which have no value. A cell with failed runs is never marked.
     place : 1 for the best cell, 2 for the second best, else 0.
     against : the comparison with the first row: a difference, or a speed-up if smaller is better.
+    digits : to show after the point.
     """
 
     mean: float
@@ -124,29 +133,34 @@ class Cell:
     failed: int = 0
     place: int = 0
     against: str = ""
+    digits: int = 2
 
-    def text(self, digits: int, plus_minus: str = " ± ") -> str:
+    def text(self) -> str:
         """Mean and deviation."""
         if not self.n:
             return "failed"
-        deviation = "" if np.isnan(self.deviation) else f"{plus_minus}{self.deviation:.{digits}f}"
-        return NumberText(f"{self.mean:.{digits}f}{deviation}", self.mean, self.deviation)
+        deviation = "" if np.isnan(self.deviation) else f" ± {self.deviation:.{self.digits}f}"
+        return NumberText(f"{self.mean:.{self.digits}f}{deviation}", self.mean, self.deviation)
 
-    def full_text(self, digits: int, mark: str = "{}") -> str:
+    def full_text(self, mark: str = "{}") -> str:
         """Mean and deviation in the format `mark`, the comparison, and the number of failed runs."""
         failed = f"{self.failed} failed" if self.failed and self.n else ""
         notes = ", ".join(filter(None, [self.against, failed]))
-        text = mark.format(self.text(digits)) + (f" ({notes})" if notes else "")
+        text = mark.format(self.text()) + (f" ({notes})" if notes else "")
         return NumberText(text, self.mean, self.deviation) if self.n else text
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its label, its cells (None: no run), and its remark if rows have different ones."""
+    """A row of a table: its label, its cells (None: no run), and its remark if rows have different ones.
+
+    `measure` is the name of its measure if rows have different ones.
+    """
 
     label: str
     cells: Sequence[Cell | None]
     remark: str = ""
+    measure: str = ""
 
     @property
     def name(self) -> str:
@@ -161,7 +175,7 @@ class Results:
     Attributes
     ----------
     subject : the title of the study.
-    measure : the number in the cells.
+    measure : the number in the cells. Without a label, rows or columns have different measures.
     corner : header of the column of labels.
     incomplete : the number of complete runs in words, "" if all are complete.
     remark : `Run.remark` if it is the same for all runs.
@@ -170,6 +184,7 @@ class Results:
     best : where the best cells are marked: in each row, in each column or in the table.
     against_first : whether cells are compared with those of the first row.
     short : whether a run has fewer rounds than the measure is a mean of.
+    combined : whether the table has several measures, see `combine`.
     """
 
     subject: str
@@ -184,11 +199,12 @@ class Results:
     best: str = "row"
     against_first: bool = False
     short: bool = False
+    combined: bool = False
 
     @property
     def title(self) -> str:
         """Subject, remark and measure."""
-        return f"{self.subject}{bracketed(self.remark)}: {self.measure.label}"
+        return ": ".join(filter(None, [f"{self.subject}{bracketed(self.remark)}", self.measure.label]))
 
     def notes(self, bold: str = "bold", underlined: str = "underlined") -> list[str]:
         """How to read the table. `bold` and `underlined` describe the marks of the best and the second best cells."""
@@ -197,29 +213,82 @@ class Results:
             notes.append(f"mean ± deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed")
             notes += [self.incomplete] if self.incomplete else []
             group = "the table" if self.best == "table" else f"a {self.best}"
-            notes.append(f"best of {group} {bold}, second best {underlined}")
+            each = " by each measure" if self.combined and self.best != self._one_measure else ""
+            notes.append(f"best of {group}{each} {bold}, second best {underlined}")
             notes += ["in brackets: against the first row"] if self.against_first else []
+        notes += ["last five rounds: their mean"] if self.combined and self.measure.last_five else []
         return [*notes, "runs with fewer than five rounds: mean of all rounds"] if self.short else notes
 
+    @property
+    def _one_measure(self) -> str:
+        """The group of cells that has a single measure in a combined table."""
+        return "row" if self.rows and self.rows[0].measure else "column"
 
-def tabulate(study: Study, directory: Path, measure: str = "", against: str = "") -> Results:
-    """The table of the complete runs in `directory`.
+
+def tabulate(study: Study, directory: Path, measures: Sequence[str] = (), against: str = "") -> list[Results]:
+    """The tables of the complete runs in `directory`, one for each measure.
 
     Parameters
     ----------
-    measure : a key of `MEASURES`  [default: the study's].
+    measures : keys of `MEASURES`  [default: the study's].
     against : label of the column to subtract, see `difference_table`.
     """
-    key = measure or study.layout.measure
-    if key not in MEASURES:
-        raise unknown("measure", key, MEASURES)
-    shown = MEASURES[key][0]
-    values: list[RunValue] = []
+    names = checked_measures(measures or study.layout.measure)
+    values: dict[str, list[RunValue]] = {name: [] for name in names}
     short = False
-    for run_key, run in ended_runs(study, directory):
-        short |= shown.last_five and len(run.evaluated) < 5
-        values += values_of(run_key, run, key)
-    return replace(table_of(study, values, shown, against), short=short)
+    for key, run in ended_runs(study, directory):
+        short |= len(run.evaluated) < 5
+        for name in values:
+            values[name] += values_of(key, run, name)
+    tables = {name: table_of(study, found, MEASURES[name][0], against) for name, found in values.items()}
+    return [replace(table, short=short and MEASURES[name][0].last_five) for name, table in tables.items()]
+
+
+def checked_measures(names: Sequence[str]) -> Sequence[str]:
+    """The names, if all are keys of `MEASURES`; else a UserError."""
+    for name in names:
+        if name not in MEASURES:
+            raise unknown("measure", name, MEASURES)
+    return names
+
+
+def combine(tables: Sequence[Results]) -> list[Results]:
+    """Tables of several measures as one: measures are columns if there is only one column, else rows below each other.
+
+    Tables with other columns or rows than the first stay alone, as those of seconds if a method has two predictors.
+    """
+
+    def labels(table: Results) -> tuple[object, ...]:
+        return [*table.columns], [row.label for row in table.rows]
+
+    alike = [table for table in tables if labels(table) == labels(tables[0])]
+    others = [table for table in tables if labels(table) != labels(tables[0])]
+    return [_combine_alike(alike), *(combine(others) if others else [])]
+
+
+def _combine_alike(tables: Sequence[Results]) -> Results:
+    """Tables with the same columns and rows as one."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    measures = [table.measure for table in tables]
+    same = bool(measures[0].quantity) and len({measure.quantity for measure in measures}) == 1
+    names = [measure.rounds if same else measure.label for measure in measures]
+    groups = list(zip(*(table.rows for table in tables), strict=True))
+    if len(first.columns) == 1:
+        columns, rows = names, [replace(group[0], cells=[row.cells[0] for row in group]) for group in groups]
+    else:
+        columns = list(first.columns)
+        rows = [replace(row, measure=name) for group in groups for row, name in zip(group, names, strict=True)]
+    measure = replace(
+        measures[0], label=measures[0].quantity if same else "", plain=all(measure.plain for measure in measures),
+        last_five=same and any(measure.last_five for measure in measures),
+    )  # fmt: skip
+    return replace(
+        first, measure=measure, columns=columns, rows=rows, combined=True,
+        incomplete=next((table.incomplete for table in tables if table.incomplete), ""),
+        short=any(table.short for table in tables),
+    )  # fmt: skip
 
 
 def ended_runs(study: Study, directory: Path) -> Iterator[tuple[RunKey, Run]]:
@@ -270,7 +339,8 @@ def difference_table(study: Study, values: Sequence[RunValue], measure: Measure,
         if other_labels(v.key) in base or np.isnan(v.value)
     ]
     study = replace(study, layout=replace(study.layout, against_first=False))
-    return _lay_out(study, differences, replace(measure, label=f"{measure.label}, minus {column}'s"), runs)
+    label, quantity = (f"{text}, minus {column}'s" if text else "" for text in (measure.label, measure.quantity))
+    return _lay_out(study, differences, replace(measure, label=label, quantity=quantity), runs)
 
 
 def lay_out(study: Study, values: Sequence[RunValue], measure: Measure) -> Results:
@@ -331,7 +401,8 @@ def _lay_out(study: Study, values: Sequence[RunValue], measure: Measure, runs: i
         in_row = [value for value in values if _has_labels(value.key, layout.rows, row)]
         labels.append(" ".join(row) or study.name)
         row_remarks.append(joint_remark(value.remark for value in in_row) if len(remarks) > 1 else "")
-        grid.append([cell_of([v.value for v in in_row if _has_labels(v.key, [layout.columns], c)]) for c in columns])
+        by_column = [[v.value for v in in_row if _has_labels(v.key, [layout.columns], column)] for column in columns]
+        grid.append([cell_of(own, measure.digits) for own in by_column])
     best = layout.best or ("row" if len(columns) > 1 else "column")
     incomplete = "" if measure.plain else _incomplete(runs, values)
     if measure.plain:
@@ -368,13 +439,14 @@ def _has_labels(key: RunKey, axes: Sequence[str], labels: Sequence[str]) -> bool
     return all(key.labels[axis] == label for axis, label in zip(axes, labels, strict=False))
 
 
-def cell_of(values: Sequence[float]) -> Cell | None:
+def cell_of(values: Sequence[float], digits: int = 2) -> Cell | None:
     """The cell of these values, with NaN for failed runs; None if there are no values."""
     if not values:
         return None
     good = [value for value in values if not np.isnan(value)]
     deviation = float(np.std(good, ddof=1)) if len(good) > 1 else np.nan
-    return Cell(float(np.mean(good)) if good else np.nan, deviation, len(good), len(values) - len(good))
+    mean = float(np.mean(good)) if good else np.nan
+    return Cell(mean, deviation, len(good), len(values) - len(good), digits=digits)
 
 
 def _mark_best(grid: Grid, best: str, larger_is_better: bool) -> Grid:

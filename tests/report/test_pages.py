@@ -87,7 +87,7 @@ def test_pages_show_every_predictor_and_do_not_average_clients_of_different_prob
             f"FedProto, {name}, problem seed {seed}" for seed in (0, 1) for name in ("prototype", "classifier")
         ]
         assert "Predictors: FedProto, prototype." in page.html()
-    assert list(study.tables["table"].headers) == ["study", "FedProto, prototype", "FedProto, classifier"]
+    assert list(study.tables["table"].headers) == ["study", "measure", "FedProto, prototype", "FedProto, classifier"]
     html = make_page([runs[0].path.parent]).html()
     assert "average accuracy, prototype, best round" in html
     assert "average accuracy, classifier, best round" in html
@@ -105,8 +105,9 @@ def test_the_page_of_several_runs_names_differing_settings(finished):
 def test_the_page_of_a_study_has_table_figures_and_clients(incomplete_study):
     page = make_page([incomplete_study])
     table = page.tables["table"]
-    assert table.headers == ["study", "Local", "MFedPBA"]
-    assert sorted(table.marks.values()) == [1, 2]
+    assert table.headers == ["study", "measure", "Local", "MFedPBA"]
+    assert [row[1] for row in table.rows] == ["last five rounds", "best round"]
+    assert {(r, c) for r, c in table.marks} == {(r, c) for r in (0, 1) for c in (2, 3)}
     assert "convergence" in page.figures
     assert "clients-1" in page.tables
     html = page.html()

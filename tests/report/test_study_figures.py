@@ -229,7 +229,7 @@ def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
     assert [name for name, *_ in figures] == kinds
-    label = MEASURES[study.layout.measure][0].label
+    label = MEASURES[study.layout.measure[0]][0].label
     titles = {"convergence": "Average accuracy over rounds"}
     captions = {"convergence": "of each group of runs", "scaling": "ideal scaling", "heat-map": "by row and column"}
     captions |= {"curve": "one line per column", "bars": "means and sample standard deviations"}
