@@ -3,9 +3,9 @@
 RUNS/NAME holds runs of the study NAME.toml that is beside this file. Their numbers go into NAME.csv and their
 accuracies after each round into NAME-rounds.csv, a line a run, where lines of runs that are not there stay. From these
 lines come the figures NAME-*.png and the tables of results.md and clients.md, each between the lines ``<!-- NAME
-MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; a column may follow
-that is subtracted, see ``study table --against``; several measures, with commas between them, are the columns of one
-table, where the study itself has only one.
+MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; several measures,
+with commas between them, are shown in one table, see ``study table --measure``. A column may follow that is subtracted,
+see ``study table --against``.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.records.tables import csv_text
 from mfedpba_mpi.report import save
 from mfedpba_mpi.report.study_figures import client_cells, figures_from
-from mfedpba_mpi.studies.formats import as_markdown, runs_csv
+from mfedpba_mpi.studies.formats import as_markdown, of_predictors, runs_csv
 from mfedpba_mpi.studies.study import SEED, RunKey, Study
 from mfedpba_mpi.studies.study_file import find_study
-from mfedpba_mpi.studies.tables import MEASURES, Results, difference_table, ended_runs, lay_out
+from mfedpba_mpi.studies.tables import MEASURES, Results, RunValue, ended_runs, table_of, with_predictor
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "results.md"
-BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?([\w, ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 Lines = list[tuple[RunKey, dict[str, str]]]
 
 
@@ -58,7 +59,7 @@ class Record:
             (
                 place,
                 _as_run(row, {} if _beside(place) in gaps else curves[place.path]),
-                _number(row, self.study.layout.measure),
+                _number(row, self.study.layout.measure[0]),
             )
             for place, row in self.runs
         ]
@@ -70,39 +71,30 @@ class Record:
 
     def table(self, measures: str, against: str) -> str:
         """The table of a measure, or that of several, in Markdown."""
-        parts = [self.results(measure, against) for measure in measures.split(",")]
-        if len(parts) == 1:
-            return as_markdown(parts[0])
-        labels = [row.name for row in parts[0].rows]
-        columns = [
-            [
-                replace(cell, against="").full_text(part.measure.digits) if cell else "-"
-                for (cell,) in (row.cells for row in part.rows)
-            ]
-            for part in parts
-        ]
-        heads = [parts[0].corner, *(part.measure.label for part in parts)]
-        return _markdown(self.study.title, heads, list(zip(labels, *columns, strict=True)))
+        return as_markdown(*(self.results(measure, against) for measure in measures.split(",")))
 
     def results(self, measure: str, against: str) -> Results:
         """The table of a measure, if need be as differences to a column."""
-        found = [
-            (place, _number(row, measure), row["remark"])
-            for place, row in self.runs
-            if row[measure] or row["status"] != "complete"
-        ]
         kind = MEASURES[measure][0]
-        return difference_table(self.study, found, kind, against) if against else lay_out(self.study, found, kind)
+        found = [
+            RunValue(place, float(cell or "nan"), row["remark"], predictor)
+            for place, row in self.runs
+            for predictor, cell in (of_predictors(row, measure) if kind.of_predictor else {"": row[measure]}).items()
+            if cell or row["status"] != "complete"
+        ]
+        return table_of(self.study, found, kind, against)
 
     def clients(self) -> Iterator[str]:
         """For each problem, a cell of the table with its seed, the accuracy of each client, a row a method."""
         cells: dict[str, dict[str, list[list[float]]]] = {}
         for place, row in self.runs:
             if row["status"] == "complete":
-                accuracies = [float(x) for x in (*row["clients"].split(), row["last_five"])]
                 problem = [] if "problem_seed" in self.study.settings else [f"seed {place.labels[SEED]}"]
                 methods = cells.setdefault(", ".join([self.study.title, *_beside(place), *problem]), {})
-                methods.setdefault(place.labels["method"], []).append(accuracies)
+                averages = of_predictors(row, "last_five")
+                for predictor, clients in of_predictors(row, "clients").items():
+                    accuracies = [float(x) for x in (*clients.split(), averages[predictor])]
+                    methods.setdefault(with_predictor(place.labels["method"], predictor), []).append(accuracies)
         for title, methods in cells.items():
             heads, texts = client_cells(methods)
             yield _markdown(title, ["method", *heads], [[name, *texts[name]] for name in methods])
@@ -111,13 +103,16 @@ class Record:
 def _merge(study: Study, file: Path, text: str) -> Lines:
     """The lines of `file` and those of `text`, which win, in the study's order; written back where some are new."""
     texts = [file.read_text(encoding="utf-8")] if file.exists() else []
-    texts += [text] if text else []
-    lines = {tuple(line.split(",")[: len(study.axes)]): line for each in texts for line in each.splitlines()[1:]}
+    lines = {
+        tuple(line[axis] for axis in study.axes): line
+        for each in [*texts, text]
+        for line in csv.DictReader(each.splitlines(), restval="")
+    }
     known = [(place, lines[key]) for place in study.run_keys() if (key := tuple(place.labels.values())) in lines]
-    header = max((each.splitlines()[0] for each in texts), key=len, default="")  # of as many rounds as any has
+    headers = dict.fromkeys(name for _, line in known for name in line)  # of as many rounds as any run has
     if text and known:
-        write_text(file, "\n".join([header, *(line for _, line in known)]) + "\n")
-    return [(place, next(csv.DictReader([header, line]))) for place, line in known]
+        write_text(file, csv_text(headers, ([line.get(name) for name in headers] for _, line in known)))
+    return known
 
 
 def _rounds(study: Study, directory: Path) -> str:

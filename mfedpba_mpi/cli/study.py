@@ -105,9 +105,9 @@ def run(
     store_study(stored, directory)
     code = runner.run(runs, prepare_data(runs, data_dir, directory))
     if part is None and code != EXIT_INTERRUPTED:
-        results = tabulate(stored, directory)
-        show_table(results)
-        save(stored, results, directory)
+        tables = tabulate(stored, directory)
+        show_table(*tables)
+        save(stored, tables, directory)
     if code:
         raise Ended(INTERRUPTED if code == EXIT_INTERRUPTED else FAILED, "", code)
 
@@ -132,7 +132,7 @@ def _show_estimates(study: Study, directory: Path, runs: Sequence[StudyRun], dat
     from mfedpba_mpi.records.status import overview, read_state
     from mfedpba_mpi.studies.estimates import estimate, shard_key
     from mfedpba_mpi.studies.formats import show_table
-    from mfedpba_mpi.studies.tables import Measure, lay_out
+    from mfedpba_mpi.studies.tables import Measure, RunValue, lay_out
 
     screen = console()
     states = {run.path: read_state(directory / run.path) for run in runs}
@@ -142,7 +142,7 @@ def _show_estimates(study: Study, directory: Path, runs: Sequence[StudyRun], dat
         for run, run_seconds, run_disk in estimate(runs, data_dir):
             seconds[run.path], disk[run.path] = run_seconds, run_disk
             status.update(f"calibrating, {len(seconds)} of {len(runs)}")
-    minutes = [(run, seconds[run.path] / 60, "") for run in runs]
+    minutes = [RunValue(run, seconds[run.path] / 60) for run in runs]
     show_table(lay_out(study, minutes, Measure("estimated minutes per run on this machine", digits=1, plain=True)))
     screen.print(f"{count(len(runs), 'run')} in {directory}: {overview(states.values())}", markup=False)
     todo = [run for run in runs if states[run.path].status != COMPLETE]
@@ -185,19 +185,29 @@ def _stored_study(directory: Path) -> Study:
 @click.option(
     "--format", "format_name", default="text", metavar="NAME", help="text, markdown, latex or csv  [default: text]"
 )
-@click.option("--measure", default="", metavar="NAME", help="number in each cell  [default: the study's, or last_five]")
-@click.option("--against", default="", metavar="COLUMN", help="subtract this column, seed by seed, e.g. Local")
+@click.option(
+    "--measure", default="", metavar="NAME[,NAME]",
+    help="numbers in each cell  [default: the study's, or last_five,best]",
+)  # fmt: skip
+@click.option(
+    "--against",
+    default="",
+    metavar="COLUMN",
+    help="subtract this column, seed by seed, e.g. Local or 'FedProto, classifier'",
+)
 @click.option("--save", "saving", is_flag=True, help="also write DIR/table.txt, .md, .tex, .csv and DIR/runs.csv")
 def show_study_table(directory: Path, format_name: str, measure: str, against: str, saving: bool) -> None:
     """Print the table of the study in DIR: mean and standard deviation over seeds, best bold, second best underlined.
 
+    Several measures are rows below each other, or columns if the study has only one.
+
     \b
     mfedpba-mpi study table runs/main-table --format latex
-    mfedpba-mpi study table runs/main-table --against Local
+    mfedpba-mpi study table runs/main-table --measure last_five --against Local
 
     \b
     Measures:
-    last_five        mean accuracy of the last five rounds
+    last_five        mean accuracy of the last five rounds, for each predictor of a method
     last, best       accuracy of the last round, of the best round
     client_mean      unweighted mean over clients (last five rounds)
     seconds          time per round
@@ -215,13 +225,13 @@ def show_study_table(directory: Path, format_name: str, measure: str, against: s
     if format_name not in FORMATS:
         raise unknown("format", format_name, FORMATS)
     stored = _stored_study(directory)
-    results = tabulate(stored, directory, measure, against)
+    tables = tabulate(stored, directory, [name.strip() for name in measure.split(",") if name.strip()], against)
     if format_name == "text":
-        show_table(results)
+        show_table(*tables)
     else:
-        click.echo(FORMATS[format_name][1](results), nl=False)
+        click.echo(FORMATS[format_name][1](*tables), nl=False)
     if saving:
-        save(stored, results, directory)
+        save(stored, tables, directory)
 
 
 study.add_command(submit)

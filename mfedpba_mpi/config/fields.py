@@ -81,7 +81,8 @@ def flag_of(name: str) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for an unknown name, with the most similar one and the list of all."""
     known = sorted(set(known))
-    return UserError(f"unknown {kind} {shown(name)}{nearest(name, known)}; choose from: {', '.join(known)}")
+    listed = ("; " if any("," in other for other in known) else ", ").join(known)
+    return UserError(f"unknown {kind} {shown(name)}{nearest(name, known)}; choose from: {listed}")
 
 
 def fields_of(cls: type) -> dict[str, dataclasses.Field[Any]]:

@@ -259,7 +259,7 @@ def make_config(
             f"cannot share; use {' or '.join(fusions)}"
         )
     config.params.check(config)
-    return config
+    return dataclasses.replace(config, params=config.params.fit(config))
 
 
 def _by_full_name(settings: Iterable[tuple[str, Any]], method: str) -> dict[str, Any]:

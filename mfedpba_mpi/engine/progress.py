@@ -136,12 +136,14 @@ def settings_line(config: RunConfig) -> str:
 def summary(run: Run) -> Iterator[str | Table]:
     """Lines to print at the end: clients, accuracies, time, payload and the path of the log."""
     yield client_table(run, f"Clients after the last round{bracketed(run.remark)}")
-    s, last = run.summary(), "five" if len(run.evaluated) >= 5 else count(len(run.evaluated), "round")
-    yield (
-        f"{run.attributes['label']}: average accuracy{bracketed(run.remark)}: last round {s['last']:.2%}, "
-        f"best {s['best']:.2%}, mean of the last {last} {s['last_five']:.2%} "
-        f"(unweighted mean of clients {s['client_mean_last_five']:.2%})"
-    )
+    last = "five" if len(run.evaluated) >= 5 else count(len(run.evaluated), "round")
+    for predictor, judged in run.by_predictor().items():
+        s, by = judged.summary(), f" by {predictor}" if predictor else ""
+        yield (
+            f"{run.attributes['label']}: average accuracy{by}{bracketed(run.remark)}: last round {s['last']:.2%}, "
+            f"best {s['best']:.2%}, mean of the last {last} {s['last_five']:.2%} "
+            f"(unweighted mean of clients {s['client_mean_last_five']:.2%})"
+        )
     total = run.rounds["seconds_total"]
     shares = ", ".join(f"{name} {part.sum() / total.sum():.0%}" for name, part in run.time_parts().items())
     yield f"time: {total.sum():.1f} s, {np.median(total):.3f} s per round (median of {len(total)}); {shares}"
@@ -170,7 +172,7 @@ def client_rows(run: Run) -> tuple[list[str], list[list[object]]]:
 
 
 def payload_text(run: Run) -> str:
-    """Mean payload of a round, beside the paper's formula K 2 C (|M_k| d + C)."""
+    """Mean payload of a round, beside the paper's formula if it has one for the run."""
     up, down = run.rounds["bytes_up"].sum(axis=1).mean(), run.rounds["bytes_down"].sum(axis=1).mean()
     text = f"{bytes_of(up)} up, {bytes_of(down)} down"
     formula = run.formula_floats()

@@ -12,10 +12,11 @@ a mask of the classes that have one.
 Deviations from the published method ([A] adaptation to this setting, [F] defect that is not copied; [C] in `base`):
 
 * [A1] z_i is the fused feature, or the feature of an item with fusion ``separate``. With ``proto_scope=modality`` there
-  are prototypes p_k,c^m and Pbar_c^m, averaged over the clients with both m and c. The loss is the mean over
-  modalities. Inference sums the distances over modalities, so a class needs a prototype in each of the client's
-  modalities (with ``separate``: in the item's modality). A client receives the prototypes of its own modalities only; a
-  client that did not participate for some rounds uses the last ones it received;
+  are prototypes p_k,c^m and Pbar_c^m, averaged over the clients with both m and c. This is the default with
+  ``separate``, as the MFedPBA paper's cost of FedProto, K 2 C |M_k| d, has them. The loss is the mean over modalities.
+  Inference sums the distances over modalities, so a class needs a prototype in each of the client's modalities (with
+  ``separate``: in the item's modality). A client receives the prototypes of its own modalities only; a client that did
+  not participate for some rounds uses the last ones it received;
 * [A2] prototypes are computed in one evaluation pass after training, as in the other prototype methods; otherwise
   methods would differ in how up-to-date their prototypes are. With ``proto_source=train`` they are means of the
   features computed during all local epochs, each before its update (original: during the last epoch); a class without

@@ -31,6 +31,10 @@ class Parameters:
     def check(self, config: RunConfig) -> None:
         """Raise a UserError if the run's configuration does not fit these parameters."""
 
+    def fit(self, config: RunConfig) -> Self:
+        """Fill in the defaults that depend on other settings of the run than the number of rounds."""
+        return self
+
     def resolve(self, rounds: int) -> Self:
         """Fill in the defaults that depend on the number of rounds, so that a run with more rounds keeps them."""
         return self
@@ -59,8 +63,10 @@ class FedProtoParameters(Parameters):
     predict: str = option(
         "prototype", "predict by the nearest global prototype or by the classifier", choices=("prototype", "classifier")
     )
-    proto_scope: str = option(
-        "fused", "prototypes of the fused feature or of each modality", choices=("fused", "modality")
+    proto_scope: str | None = option(
+        None,
+        "prototypes of the fused feature or of each modality [default: modality with fusion separate, else fused]",
+        choices=("fused", "modality"),
     )
     proto_source: str = option(
         "clean", "compute prototypes in evaluation mode after training, or from the features during training",
@@ -70,6 +76,10 @@ class FedProtoParameters(Parameters):
         "uniform", "weight clients equally or by their samples of the class", choices=("uniform", "samples")
     )
     min_class_samples: int = _min_class_samples()
+
+    def fit(self, config: RunConfig) -> Self:
+        """With fusion ``separate`` prototypes are per modality, as in the paper's cost K 2 C |M_k| d."""
+        return replace(self, proto_scope=self.proto_scope or ("modality" if config.fusion == "separate" else "fused"))
 
 
 @dataclass(frozen=True)

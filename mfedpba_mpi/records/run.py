@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,6 +108,32 @@ class Run:
             "client_mean_last": float(mean[-1]), "client_mean_last_five": float(mean[-5:].mean()),
         }  # fmt: skip
 
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """Names of the method's ways to predict, that of `accuracy` first; () if there is only one."""
+        logged = sorted(name.removeprefix("accuracy_") for name in self.rounds if name.startswith("accuracy_"))
+        if len(logged) < 2:
+            return ()
+        if "predictors" in self.final:
+            return tuple(self.final["predictors"])
+        accuracy = self.rounds["accuracy"]
+        return tuple(
+            sorted(
+                logged, key=lambda name: not np.array_equal(self.rounds[f"accuracy_{name}"], accuracy, equal_nan=True)
+            )
+        )
+
+    def by_predictor(self) -> dict[str, Run]:
+        """The run with the accuracies of each of its `predictors`, ``{"": run}`` if there is only one."""
+        default, *others = self.predictors or ("",)
+        tested = self.rounds["tested"]
+        runs = {default: self}
+        for name in others:
+            accuracy = self.rounds[f"accuracy_{name}"]
+            correct = np.where(tested > 0, np.rint(np.nan_to_num(accuracy) * tested), tested).astype(int)
+            runs[name] = replace(self, rounds=self.rounds | {"accuracy": accuracy, "correct": correct})
+        return runs
+
     def time_parts(self) -> dict[str, np.ndarray]:
         """Seconds of every round by activity. Evaluation that overlaps with the server's step does not count."""
         parts = {name: self.rounds[f"seconds_{name}"] for name in ("train", "server", "eval", "comm", "checkpoint")}
@@ -116,11 +142,16 @@ class Run:
         return parts
 
     def formula_floats(self) -> np.ndarray | None:
-        """Floats per client, round and direction by the paper's C (|M_k| d + C); MFedPBA only, else None."""
-        if self.attributes["method"] != "mfedpba":
-            return None
-        C, d = self.attributes["classes"], self.attributes["config"]["feature_dim"]
-        return C * (self.partition["modalities"].sum(axis=1) * d + C)
+        """Floats per client, round and direction by the paper's formula, None for other methods than these.
+
+        MFedPBA: C (|M_k| d + C). FedProto with prototypes of each modality: C |M_k| d.
+        """
+        method, config = self.attributes["method"], self.attributes["config"]
+        C = self.attributes["classes"]
+        features = C * self.partition["modalities"].sum(axis=1) * config["feature_dim"]
+        if method == "fedproto" and config["fedproto"]["proto_scope"] == "modality":
+            return features
+        return features + C**2 if method == "mfedpba" else None
 
     def as_partition(self) -> Partition:
         """The run's partition, to save it or use it in other runs. Its test rows are those of the accuracies."""

@@ -18,10 +18,10 @@ from mfedpba_mpi.report import prototype_figures, run_figures, study_figures
 from mfedpba_mpi.report.groups import differing, grouped
 from mfedpba_mpi.report.page import Page
 from mfedpba_mpi.report.style import NoData, capitalised, caption_of
-from mfedpba_mpi.studies.formats import as_table
+from mfedpba_mpi.studies.formats import as_tables
 from mfedpba_mpi.studies.study import SEED, Study
 from mfedpba_mpi.studies.study_file import FILE, read_study
-from mfedpba_mpi.studies.tables import cell_of, tabulate
+from mfedpba_mpi.studies.tables import cell_of, combine, tabulate, with_predictor
 
 CLIENTS = "accuracy of each client k0, k1, ... in % (mean of the last five rounds)"
 ACCURACIES = {"mean of the last five rounds": "last_five", "last round": "last", "best round": "best"}
@@ -74,8 +74,9 @@ def _result(run: Run) -> dict[str, object]:
     facts: dict[str, object] = {"status": run.status, "reason": run.attributes.get("reason", "")}
     if not len(run.rounds["tested"]):
         return facts
-    if summary := run.summary():
-        facts |= {f"average accuracy, {label}": f"{summary[name]:.2%}" for label, name in ACCURACIES.items()}
+    for predictor, judged in run.by_predictor().items() if run.summary() else ():
+        what, summary = with_predictor("average accuracy", predictor), judged.summary()
+        facts |= {f"{what}, {label}": f"{summary[name]:.2%}" for label, name in ACCURACIES.items()}
     total = run.rounds["seconds_total"]
     facts["time"] = f"{duration(total.sum())}, {np.median(total):.3g} s per round (median)"
     facts["payload per round"] = payload_text(run)
@@ -107,14 +108,15 @@ def runs_page(runs: Sequence[Run]) -> Page:
     if names := [name for name in differ if name not in ("method", SEED)]:
         page.text(f"These runs differ in {', '.join(names)}; see the table of runs below before comparing them.")
     rows = []
-    for name, group in groups.items():
+    for name, group in study_figures.split_by_predictor(groups).items():
         cells = [cell_of([100 * run.summary()[m] for run in group if run.summary()]) for m in ACCURACIES.values()]
-        rows.append([name, len(group), *(cell.text(2) if cell else None for cell in cells)])
+        rows.append([name, len(group), *(cell.text() if cell else None for cell in cells)])
     short = any(len(run.evaluated) < 5 for run in runs)
     note = "If fewer than five rounds were evaluated, the mean of all of them." if short else ""
     page.table("accuracy", "Average accuracy in %", ["group", "runs", *ACCURACIES], rows, caption=note)
     drawing, caption = study_figures.convergence(groups), caption_of(study_figures.convergence)
-    page.figure("convergence", "Average accuracy over rounds", drawing, caption)
+    note = study_figures.predictor_note(groups)
+    page.figure("convergence", "Average accuracy over rounds", drawing, caption + note)
     _add_client_table(page, "clients", capitalised(CLIENTS), groups)
     with suppress(NoData):
         drawing, caption = prototype_figures.prototypes(*runs), caption_of(prototype_figures.prototypes)
@@ -132,12 +134,14 @@ def runs_page(runs: Sequence[Run]) -> Page:
 
 def study_page(study: Study, directory: Path) -> Page:
     """The page of a study: table, figures, and in an appendix the accuracy of each client."""
-    results = tabulate(study, directory)
+    parts = tabulate(study, directory)
     states = [read_state(directory / place.path) for place in study.run_keys()]
-    page = Page(study.title, f"{count(len(states), 'run')} in {directory}: {overview(states)}", results.remark)
+    page = Page(study.title, f"{count(len(states), 'run')} in {directory}: {overview(states)}", parts[0].remark)
     page.section("Result")
-    table = as_table(results)
-    page.table("table", capitalised(results.measure.label), table.headers, table.rows, table.marks, table.caption)
+    for i, (results, table) in enumerate(zip(combine(parts), as_tables(*parts), strict=True), 1):
+        title = capitalised(results.measure.label) or "Results"
+        name = "table" if i == 1 else f"table-{i}"
+        page.table(name, title, table.headers, table.rows, table.marks, table.caption)
     for name, title, figure, caption in study_figures.figures_of(study, directory):
         page.figure(name, title, figure, caption)
     _add_appendix(page, study, directory)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
@@ -32,7 +31,17 @@ from mfedpba_mpi.report.table_figures import (
     wrap,
 )
 from mfedpba_mpi.studies.study import RANKS, SEED, AxisValue, RunKey, Study
-from mfedpba_mpi.studies.tables import MEASURES, Measure, Results, cell_of, lay_out
+from mfedpba_mpi.studies.tables import (
+    MEASURES,
+    Measure,
+    Results,
+    RunValue,
+    axis_of_methods,
+    cell_of,
+    checked_measures,
+    lay_out,
+    with_predictor,
+)
 
 MAX_PANELS, PANELS_PER_ROW = 16, 4  # of a figure
 MAX_CLIENTS = 24  # with a column each in a table; more are shown as quantiles
@@ -142,12 +151,12 @@ def _average_by_round(run: Run) -> dict[int, float]:
 def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[list[str]]]:
     """Accuracy of every client in %, mean of the last five evaluated rounds: headers, and a row per group of runs.
 
-    Cells are mean ± deviation over the runs. A group of runs with different problem seeds, and so with different
-    clients, has a row for each problem. Columns are the clients k0, k1, ... and Avg; for more than 24 clients,
-    quantiles over the clients. The remark on the data is in the first header, or in the rows if they have different
-    ones.
+    Cells are mean ± deviation over the runs. A method with several predictors has a row for each. A group of runs with
+    different problem seeds, and so with different clients, has a row for each problem. Columns are the clients k0, k1,
+    ... and Avg; for more than 24 clients, quantiles over the clients. The remark on the data is in the first header, or
+    in the rows if they have different ones.
     """
-    groups = _groups_by_problem(groups)
+    groups = _groups_by_problem(split_by_predictor(groups))
     tables = {name: [row for run in runs if (row := _client_row(run))] for name, runs in groups.items()}
     heads, cells = client_cells(tables)
     remarks = {name: joint_remark(run.remark for run in runs) for name, runs in groups.items()}
@@ -155,6 +164,22 @@ def client_table(groups: Mapping[str, Sequence[Run]]) -> tuple[list[str], list[l
     mixed = len(found) > 1
     rows = [[name + bracketed(remarks[name] if mixed else ""), *cells[name]] for name in tables]
     return [METHOD + bracketed("" if mixed else joint_remark(found)), *heads], rows
+
+
+def split_by_predictor(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
+    """The groups, with one for each predictor, e.g. "FedProto, classifier", in place of a method with several."""
+    split: dict[str, list[Run]] = {}
+    for name, runs in groups.items():
+        judged = [pair for run in runs for pair in run.by_predictor().items()]
+        for predictor in dict.fromkeys(predictor for predictor, _ in judged) or [""]:
+            split[with_predictor(name, predictor)] = [run for other, run in judged if other == predictor]
+    return split
+
+
+def predictor_note(groups: Mapping[str, Sequence[Run]]) -> str:
+    """The predictor behind the accuracies of each group whose method has several, for a caption; "" if none has."""
+    names = [with_predictor(name, run.predictors[0]) for name, runs in groups.items() for run in runs if run.predictors]
+    return f" Predictors: {'; '.join(dict.fromkeys(names))}." if names else ""
 
 
 def _groups_by_problem(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
@@ -212,7 +237,7 @@ def _quantiles(values: Sequence[float]) -> list[float]:
 
 def _mean_text(values: Sequence[float]) -> str:
     cell = cell_of([value for value in values if np.isfinite(value)])
-    return cell.text(2) if cell else "-"
+    return cell.text() if cell else "-"
 
 
 # ---- studies
@@ -228,23 +253,26 @@ class StudyFigure(NamedTuple):
 
 
 def figures_of(study: Study, directory: Path) -> Iterator[StudyFigure]:
-    """Draw the figures of a study from its complete runs.
+    """Draw the figures of a study from its complete runs, of the first measure of its table.
 
     The axes determine the kind: a scaling plot for seconds over ranks, a heat map for two numeric axes, a curve for
     one, and bars for none, unless they are too many. Studies that compare the accuracy of methods also get accuracy
-    over rounds.
+    over rounds. Figures have the accuracies of a method's default predictor, which captions name.
     """
-    if study.layout.measure not in MEASURES:
-        raise unknown("measure", study.layout.measure, MEASURES)
-    yield from figures_from(study, _load_ended(study, directory, MEASURES[study.layout.measure][1]))
+    measure = checked_measures(study.layout.measure)[0]
+    yield from figures_from(study, _load_ended(study, directory, MEASURES[measure][1]))
 
 
 def figures_from(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:
     """Like `figures_of`, from loaded runs."""
-    measure = MEASURES[study.layout.measure][0]
-    yield from _numbered(_table_figures(study, ended, measure))
-    if measure.larger_is_better:
-        yield from _numbered(_convergence_figures(study, ended))
+    measure = MEASURES[study.layout.measure[0]][0]
+    axis = axis_of_methods(study)
+    note = predictor_note({place.labels[axis] if axis else study.name: [run] for place, run, _ in ended})
+    figures = [_table_figures(study, ended, measure)]
+    figures += [_convergence_figures(study, ended)] if measure.of_predictor else []
+    for numbered in map(_numbered, figures):
+        for figure in numbered:
+            yield figure._replace(caption=figure.caption + note * measure.of_predictor)
 
 
 def runs_by_method(study: Study, directory: Path) -> Iterator[tuple[str, dict[str, list[Run]]]]:
@@ -267,9 +295,12 @@ def _load_ended(study: Study, directory: Path, measure: Callable[[Run], float]) 
     for place in study.run_keys():
         run = load_ended(directory / place.path)
         if run and (run.status != COMPLETE or _average_by_round(run)):
-            rounds = {name: values for name, values in run.rounds.items() if name in ("accuracy", "correct", "tested")}
+            rounds = {
+                name: run.rounds[name] for name in run.rounds if name.startswith(("accuracy", "correct", "tested"))
+            }
+            final = {name: run.final[name] for name in run.final if name == "predictors"}
             value = measure(run) if run.status == COMPLETE else np.nan
-            ended.append((place, replace(run, rounds=rounds, partition={}, final={}), value))
+            ended.append((place, replace(run, rounds=rounds, partition={}, final=final), value))
     return ended
 
 
@@ -277,7 +308,7 @@ def _table_figures(study: Study, ended: EndedRuns, measure: Measure) -> Iterator
     crossed = [axis for axis, choices in study.axes.items() if axis != SEED and len(choices) > 1]
     order = [axis for axis in (*study.layout.rows, study.layout.columns) if axis in crossed]  # rows before columns
     numeric = [axis for axis in order if _is_numeric(axis, study.axes[axis])]
-    by_ranks = [axis for axis in order if len(set(_ranks(study, axis))) > 1 and study.layout.measure == "seconds"]
+    by_ranks = [axis for axis in order if len(set(_ranks(study, axis))) > 1 and study.layout.measure[0] == "seconds"]
     if not by_ranks and not numeric:
         results = _results(study, ended, measure)
         if crossed and len(results.rows) * len(results.columns) <= MAX_BARS and _has_values(results):
@@ -349,7 +380,7 @@ def _select(study: Study, ended: EndedRuns) -> EndedRuns:
 
 
 def _results(study: Study, ended: EndedRuns, measure: Measure) -> Results:
-    return lay_out(study, [(place, value, run.remark) for place, run, value in _select(study, ended)], measure)
+    return lay_out(study, [RunValue(place, value, run.remark) for place, run, value in _select(study, ended)], measure)
 
 
 def _is_numeric(axis: str, choices: Sequence[AxisValue]) -> bool:

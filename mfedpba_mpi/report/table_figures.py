@@ -69,7 +69,7 @@ def bars(results: Results) -> Figure:
                     axes.barh(y, cell.mean, 0.9 * thickness, **_bar_style(look, c))
                 ink, kind = (look["color"], look["marker"]) if dots else ("black", "none")
                 axes.errorbar(cell.mean, y, xerr=error, fmt=kind, color=ink, capsize=2, linewidth=0.8)
-            text, size = cell.text(results.measure.digits) if cell else "no run", 7 if thickness > 0.3 else 5.5
+            text, size = cell.text() if cell else "no run", 7 if thickness > 0.3 else 5.5
             axes.text(1.02, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=size)
     first = results.rows[0].cells[0] if results.rows and len(columns) == 1 else None
     if first and first.n and count > 1:
@@ -99,8 +99,8 @@ def heat_map(results: Results, column_axis: str = "") -> Figure:
     ----------
     column_axis : name of the setting that varies over the columns.
     """
-    digits, count, wide = results.measure.digits, len(results.rows), len(results.columns)
-    longest = max((len(_mean_text(cell, digits)) for _, cell in _cells(results)), default=1)
+    count, wide = len(results.rows), len(results.columns)
+    longest = max((len(_mean_text(cell)) for _, cell in _cells(results)), default=1)
     row_labels = [_row_label(row, 22) for row in results.rows]
     column_labels = [wrap(name, 24) for name in results.columns]
     margins = 0.86 + _longest_line(row_labels) * 3.4 * POINT  # inches
@@ -124,7 +124,7 @@ def heat_map(results: Results, column_axis: str = "") -> Figure:
             )
         if size < 4:
             continue  # too small to read
-        text = _mean_text(cell, digits) if cell else "–"
+        text = _mean_text(cell) if cell else "–"
         dark = cell is not None and cell.n and scale(cell.mean) > 0.62
         axes.text(
             c + 0.5, r + 0.5, text, ha="center", va="center", fontsize=size, color="white" if dark else "black",
@@ -279,9 +279,9 @@ def _cells(results: Results, everywhere: bool = False) -> Iterator[tuple[tuple[i
         yield from (((r, c), cell) for c, cell in enumerate(cells) if everywhere or cell)
 
 
-def _mean_text(cell: Cell, digits: int) -> str:
+def _mean_text(cell: Cell) -> str:
     """The mean without its deviation, or ``failed``."""
-    return replace(cell, deviation=np.nan).text(digits)
+    return replace(cell, deviation=np.nan).text()
 
 
 def _points_by_column(

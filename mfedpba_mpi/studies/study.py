@@ -40,7 +40,7 @@ class Layout:
 
     rows: tuple[str, ...] = option((), "axes of the rows  [default: all others]")
     columns: str = option("", "axis of the columns  [default: method, else the last one]")
-    measure: str = option("last_five", "number in each cell")
+    measure: tuple[str, ...] = option(("last_five", "best"), "numbers in each cell")
     best: str = option("", "group in which the best cell is marked", choices=("", "row", "column", "table"))
     against_first: bool = option(False, "also show the difference to the first row, or the speed-up")
 

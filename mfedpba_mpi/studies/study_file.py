@@ -22,7 +22,7 @@
     [table]                         # optional: layout of `study table`; cells are means over seeds
     rows = ["dataset", "cell"]
     columns = "method"
-    measure = "last_five"
+    measure = ["last_five", "best"]
 
     [quick]                         # optional: changes for --quick, of axes or of settings
     seed = [0]

@@ -73,7 +73,8 @@ def test_clients_can_be_weighted_by_samples(make_federation):
 
 def test_separate_by_hand(make_federation):
     """Items of client 0: class 0 (1, 0), (3, 0), (0, 1), (0, 1), mean (1, 0.5); class 1 (0, 2), (1, 1)."""
-    federation = make_federation("fedproto", TWO, modalities=2, fusion="separate")
+    options = {"proto_scope": "fused"}
+    federation = make_federation("fedproto", TWO, modalities=2, fusion="separate", fedproto=options)
     uploads, sent = one_round(federation, 1)
     torch.testing.assert_close(uploads[0]["P"][:2], torch.tensor([[1.0, 0.5], [0.5, 1.5]]))
     torch.testing.assert_close(sent[0]["P_G"][:2], torch.tensor([[2.0, 2.25], [0.5, 1.5]]))
@@ -271,12 +272,18 @@ def test_with_lambda_zero_it_equals_local(finished, fusion, source):
     np.testing.assert_array_equal(local.rounds["correct"], off.rounds["correct"])
 
 
-@pytest.mark.parametrize("fusion", ["sum", "separate"])
-@pytest.mark.parametrize("scope", ["fused", "modality"])
-def test_a_run(finished, fusion, scope):
+@pytest.mark.parametrize(
+    ("fusion", "scope", "expected"),
+    [
+        ("sum", None, "fused"), ("separate", None, "modality"), ("sum", "modality", "modality"),
+        ("separate", "fused", "fused"),
+    ],
+)  # fmt: skip
+def test_a_run(finished, fusion, scope, expected):
     run = finished(fusion=fusion, partition="m1+", fedproto={"proto_scope": scope})
+    assert run.attributes["config"]["fedproto"]["proto_scope"] == expected
     rounds, owned = run.rounds, run.partition["modalities"].sum(axis=1)
-    floats = 3 * 8 * (owned if scope == "modality" else 1)
+    floats = 3 * 8 * (owned if expected == "modality" else 1)
     assert (rounds["bytes_up"] == 4 * floats).all()
     assert (rounds["bytes_down"] == 4 * floats).all()
     assert (rounds["loss_proto"][0] == 0).all()
@@ -298,7 +305,7 @@ def test_absent_classes_and_single_participants(finished, fusion, options):
     assert ((counts > 0).sum(axis=1) == 1).any()
     assert np.isfinite(run.rounds["loss_proto"][participated]).all()
     assert np.isfinite(run.rounds["accuracy"]).all()
-    if not options:
+    if not options and fusion == "sum":  # a broadcast
         last = np.flatnonzero(participated[-1])[0]
         np.testing.assert_array_equal(run.final["P_present"], counts[last] > 0)
 

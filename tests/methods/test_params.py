@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from mfedpba_mpi.config.run_config import RunConfig
 from mfedpba_mpi.methods import params
 from mfedpba_mpi.methods.base import Client, Method, Server
 from mfedpba_mpi.methods.local import LocalMethod
@@ -33,6 +34,21 @@ def test_the_methods_that_have_a_parameter_are_found_by_its_name():
 def test_harmony_s_first_stage_has_two_thirds_of_the_rounds_by_default(rounds, stage1):
     assert HarmonyParameters().resolve(rounds).stage1_rounds == stage1
     assert HarmonyParameters(stage1_rounds=7).resolve(rounds).stage1_rounds == 7
+
+
+def test_fedproto_s_prototypes_are_of_each_modality_with_fusion_separate():
+    def scope(fusion, **given):
+        return RunConfig.of(dataset="mfeat", method="fedproto", fusion=fusion, **given).params.proto_scope
+
+    assert (scope("sum"), scope("separate")) == ("fused", "modality")
+    assert (scope("sum", proto_scope="modality"), scope("separate", proto_scope="fused")) == ("modality", "fused")
+
+
+def test_logs_of_older_versions_keep_fedproto_s_scope():
+    config = RunConfig.of(dataset="mfeat", method="fedproto", fusion="separate")
+    old = config.to_json().replace('"proto_scope": "modality"', '"proto_scope": "fused"')
+    assert RunConfig.from_json(old).params.proto_scope == "fused"
+    assert RunConfig.from_json(config.to_json()) == config
 
 
 def test_a_registered_method_is_in_the_catalog():

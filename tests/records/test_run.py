@@ -51,6 +51,28 @@ def test_accuracies_of_evaluated_rounds_by_hand(made):
     assert replace(run, rounds=nothing).summary() == {}
 
 
+def test_a_run_has_accuracies_of_each_predictor_by_hand(made):
+    """One client of 4 and one of 16 test rows; by classifier the best round is the first, by prototype the last."""
+    prototype = np.array([[0.5, 0.25], [np.nan, np.nan], [1.0, 0.5]])
+    classifier = np.array([[0.75, 0.8125], [np.nan, np.nan], [0.25, 0.9375]])
+    rounds = {
+        "tested": np.array([[4, 16], [-1, -1], [4, 16]]), "correct": np.array([[2, 4], [-1, -1], [4, 8]]),
+        "accuracy": prototype, "accuracy_prototype": prototype, "accuracy_classifier": classifier,
+    }  # fmt: skip
+    old = replace(made(), rounds=rounds, final={})
+    run = replace(old, final={"predictors": ["prototype", "classifier"]})
+    assert run.predictors == old.predictors == ("prototype", "classifier")
+    by = {name: judged.summary() for name, judged in run.by_predictor().items()}
+    assert by["prototype"] == run.summary()
+    assert by["classifier"] == pytest.approx(
+        {"last": 16 / 20, "best": 16 / 20, "last_five": 16 / 20, "client_mean_last": 0.59375,
+         "client_mean_last_five": (0.78125 + 0.59375) / 2}
+    )  # fmt: skip
+    assert run.by_predictor()["classifier"].rounds["correct"].tolist() == [[3, 13], [-1, -1], [1, 15]]
+    assert run.by_predictor()["prototype"] is run
+    assert (made().predictors, list(made().by_predictor())) == ((), [""])
+
+
 def test_evaluation_during_the_server_s_step_counts_only_as_far_as_it_takes_longer(made):
     seconds = {"train": 3.0, "server": 2.0, "eval": 2.5, "comm": 0.5, "checkpoint": 0.0, "total": 6.0}
     run = replace(made(), rounds={f"seconds_{name}": np.array([value]) for name, value in seconds.items()})
@@ -59,10 +81,13 @@ def test_evaluation_during_the_server_s_step_counts_only_as_far_as_it_takes_long
     }  # fmt: skip
 
 
-def test_the_payload_formula_is_known_for_mfedpba_only(made):
+def test_the_payload_formula_is_known_for_methods_of_the_paper_with_the_paper_s_prototypes(made):
     run = made()
     assert run.formula_floats().tolist() == [3 * (2 * 8 + 3)] * 3  # C (|M_k| d + C)
     assert replace(run, attributes=run.attributes | {"method": "local"}).formula_floats() is None
+    per_modality, fused = (made(method="fedproto", fusion=fusion) for fusion in ("separate", "sum"))
+    assert per_modality.formula_floats().tolist() == [3 * 2 * 8] * 3  # C |M_k| d
+    assert fused.formula_floats() is None
 
 
 def test_a_run_knows_its_partition_and_its_remark(made):

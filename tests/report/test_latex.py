@@ -62,7 +62,7 @@ def tables(made, tmp_path, monkeypatch):
     }  # fmt: skip
     for name, page in pages.items():
         write_tables(tmp_path / name, page.tables.values(), page.remark)
-    (directory / "table.tex").write_text(as_latex(tabulate(study, directory)))  # as `study table --save` does
+    (directory / "table.tex").write_text(as_latex(*tabulate(study, directory)))  # as `study table --save` does
     rows = [[HOSTILE, NumberText("49.04 ± 0.21", 49.04, 0.21), -1.5], ["[b] \\ <|>\n\n~^ é … × “q”", "7.5", None]]
     write_tables(tmp_path / "other", [Table("hostile", HOSTILE, [HOSTILE, "a", "b"], rows, {(0, 1): 1, (1, 1): 2})])
     return sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.tex"))

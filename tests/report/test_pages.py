@@ -3,6 +3,9 @@
 import dataclasses
 import shutil
 
+import numpy as np
+import pytest
+
 from mfedpba_mpi import report
 from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.engine.loop import run_rounds
@@ -67,6 +70,29 @@ def test_the_page_of_several_runs_compares_them(finished):
     assert set(page.tables) == {"accuracy", "clients", "runs"}
 
 
+def test_pages_show_every_predictor_and_do_not_average_clients_of_different_problems(made, tmp_path):
+    runs = [made(method="fedproto", seed=seed, families=("DNN",), rounds=2) for seed in (0, 1)]
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/study.toml").write_text('[cross]\nmethod = ["fedproto"]\nseed = [0, 1]\n')
+    for run, name in zip(runs, ("s0", "s1"), strict=True):
+        shutil.copytree(run.path.parent, tmp_path / "s/fedproto" / name)
+    means = {
+        name: np.mean([100 * run.by_predictor()[name].summary()["best"] for run in runs]) for name in runs[0].predictors
+    }
+    several, study = make_page([run.path.parent for run in runs]), make_page([tmp_path / "s"])
+    rows = several.tables["accuracy"].rows
+    assert {row[0]: row[4].value for row in rows} == pytest.approx({f"FedProto, {n}": x for n, x in means.items()})
+    for page, clients in ((several, "clients"), (study, "clients-1")):
+        assert [row[0] for row in page.tables[clients].rows] == [
+            f"FedProto, {name}, problem seed {seed}" for seed in (0, 1) for name in ("prototype", "classifier")
+        ]
+        assert "Predictors: FedProto, prototype." in page.html()
+    assert list(study.tables["table"].headers) == ["study", "measure", "FedProto, prototype", "FedProto, classifier"]
+    html = make_page([runs[0].path.parent]).html()
+    assert "average accuracy, prototype, best round" in html
+    assert "average accuracy, classifier, best round" in html
+
+
 def test_the_page_of_several_runs_names_differing_settings(finished):
     short, long = finished(method="local", rounds=2), finished(method="local")
     page = make_page([short.path.parent, long.path.parent])
@@ -79,8 +105,9 @@ def test_the_page_of_several_runs_names_differing_settings(finished):
 def test_the_page_of_a_study_has_table_figures_and_clients(incomplete_study):
     page = make_page([incomplete_study])
     table = page.tables["table"]
-    assert table.headers == ["study", "Local", "MFedPBA"]
-    assert sorted(table.marks.values()) == [1, 2]
+    assert table.headers == ["study", "measure", "Local", "MFedPBA"]
+    assert [row[1] for row in table.rows] == ["last five rounds", "best round"]
+    assert {(r, c) for r, c in table.marks} == {(r, c) for r in (0, 1) for c in (2, 3)}
     assert "convergence" in page.figures
     assert "clients-1" in page.tables
     html = page.html()

@@ -12,7 +12,14 @@ from matplotlib.collections import PolyCollection
 from mfedpba_mpi.data.seal import seal
 from mfedpba_mpi.errors import UserError
 from mfedpba_mpi.records.run import LOG_NAME, Run
-from mfedpba_mpi.report.study_figures import client_table, convergence, figures_of, panels, runs_by_method
+from mfedpba_mpi.report.study_figures import (
+    client_table,
+    convergence,
+    figures_of,
+    panels,
+    predictor_note,
+    runs_by_method,
+)
 from mfedpba_mpi.report.table_figures import curve
 from mfedpba_mpi.studies.study_file import find_study, read_study
 from mfedpba_mpi.studies.tables import MEASURES
@@ -169,6 +176,16 @@ def test_the_client_table_does_not_average_clients_of_different_problems():
     ]  # fmt: skip
 
 
+def test_every_predictor_has_a_row_in_the_client_table():
+    run = a_run([[0.5, 0.7]])
+    run.rounds.update(accuracy_near=run.rounds["accuracy"], accuracy_other=np.array([[0.2, 0.4]]))
+    assert client_table({"A": [run], "B": [a_run([[0.1, 0.3]])]})[1] == [
+        ["A, near", "50.00", "70.00", "60.00"], ["A, other", "20.00", "40.00", "30.00"],
+        ["B", "10.00", "30.00", "20.00"],
+    ]  # fmt: skip
+    assert predictor_note({"A": [run], "B": []}) == " Predictors: A, near."
+
+
 def test_the_client_table_of_many_clients_has_their_quantiles():
     headers, rows = client_table({"A": [a_run([np.arange(101) / 100])], "B": []})
     assert headers == ["method", "worst client", "25 %", "median", "75 %", "best client", "Avg"]
@@ -212,7 +229,7 @@ def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
     fill(study, tmp_path, by_number)
     figures = list(figures_of(study, tmp_path))
     assert [name for name, *_ in figures] == kinds
-    label = MEASURES[study.layout.measure][0].label
+    label = MEASURES[study.layout.measure[0]][0].label
     titles = {"convergence": "Average accuracy over rounds"}
     captions = {"convergence": "of each group of runs", "scaling": "ideal scaling", "heat-map": "by row and column"}
     captions |= {"curve": "one line per column", "bars": "means and sample standard deviations"}

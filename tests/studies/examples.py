@@ -1,6 +1,6 @@
 """A study of two partitions, three methods and two seeds, and values of its runs."""
 
-from mfedpba_mpi.studies.tables import MEASURES
+from mfedpba_mpi.studies.tables import MEASURES, RunValue
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 STUDY = """
@@ -18,4 +18,6 @@ VALUES = [40, 42, 50, 50, 48, 52, 30, 30, None, 20, None, None]
 
 def run_values(study, values, remark="synthetic data"):
     """The study's runs with these values, in order; None for a run that is not complete."""
-    return [(key, value, remark) for key, value in zip(study.run_keys(), values, strict=True) if value is not None]
+    return [
+        RunValue(key, value, remark) for key, value in zip(study.run_keys(), values, strict=True) if value is not None
+    ]

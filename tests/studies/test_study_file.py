@@ -20,7 +20,7 @@ def test_a_study_may_change_another(written, tmp_path):
 
 def test_a_study_may_change_the_layout_and_the_quick_form_of_another(written, tmp_path):
     study = written('base = "main-table"\nalone = true\n[table]\nmeasure = "best"\n[quick]\nrounds = 2\nseed = [5]\n')
-    assert (study.layout.measure, study.alone, study.quick) == ("best", True, {"rounds": 2, "seed": [5]})
+    assert (study.layout.measure, study.alone, study.quick) == (("best",), True, {"rounds": 2, "seed": [5]})
     as_it_was = written('base = "main-table"\n')
     main_table = find_study("main-table")
     assert (as_it_was.layout, as_it_was.alone, as_it_was.quick) == (main_table.layout, False, main_table.quick)
