@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
-    "run_figures": ("partition", "accuracy", "losses", "communication", "times", "gradients"),
+    "run_figures": ("partition", "accuracy", "losses", "communication", "times", "gradients", "arrival"),
     "prototype_figures": ("prototypes", "structures"),
     "study_figures": ("convergence", "panels", "client_table", "figures_of"),
     "table_figures": ("bars", "heat_map", "curve", "scaling"),
