@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 from mfedpba_mpi.data.catalog import CATALOG, Modality
 from mfedpba_mpi.models.architecture import SHIPPED, Architecture, weights
 from mfedpba_mpi.records.run import Run, mean_of_clients
-from mfedpba_mpi.report.prototype_figures import PROTOTYPES_TITLE, prototypes, structures
+from mfedpba_mpi.report.prototype_figures import PROTOTYPES_TITLE, feature_spaces, prototypes, structures
 from mfedpba_mpi.report.style import (
     COLUMN,
     GREY,
@@ -305,6 +305,7 @@ FIGURES = {
     "gradients": RunFigure("Training", "Gradient norms", gradients),
     "arrival": RunFigure("Training", "Loss when new prototypes arrive", arrival),
     "prototypes": RunFigure("Prototypes", PROTOTYPES_TITLE, prototypes),
+    "feature_spaces": RunFigure("Prototypes", "Feature spaces of clients, and drift of averages", feature_spaces),
     "structures": RunFigure("Prototypes", "Class structure of global prototypes", structures),
     "communication": RunFigure("Cost", "Communication", communication),
     "times": RunFigure("Cost", "Time", times),

@@ -23,14 +23,15 @@ from mfedpba_mpi.report.run_figures import FIGURES, draw_all
 Make = Callable[..., Run]
 
 ALWAYS = {"partition", "accuracy", "losses", "communication", "times"}
+OF_FINAL_STATE = {"prototypes", "feature_spaces", "structures"}
 KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "mfedpba": ({"track_gradients": True}, {"prototypes", "structures", "gradients", "arrival"}),
-    "local": ({"method": "local"}, {"prototypes"}),
-    "harmony": ({"method": "harmony"}, {"prototypes"}),
-    "one round": ({"rounds": 1}, {"prototypes", "structures"}),
-    "30 clients": ({"samples": 360, "clients": 30, "participation": 0.5}, {"prototypes", "structures"}),
+    "mfedpba": ({"track_gradients": True}, {*OF_FINAL_STATE, "gradients", "arrival"}),
+    "local": ({"method": "local"}, {"prototypes", "feature_spaces"}),
+    "harmony": ({"method": "harmony"}, {"prototypes", "feature_spaces"}),
+    "one round": ({"rounds": 1}, OF_FINAL_STATE),
+    "30 clients": ({"samples": 360, "clients": 30, "participation": 0.5}, OF_FINAL_STATE),
     "two classes": ({"classes": 2, "dims": (5,), "partition": "m1", "clients": 1}, {"prototypes", "structures"}),
-    "every second": ({"eval_every": 2}, {"prototypes", "structures"}),
+    "every second": ({"eval_every": 2}, OF_FINAL_STATE),
 }
 
 
@@ -60,7 +61,7 @@ def test_every_kind_of_run_has_its_figures(kind: str, made: Make) -> None:
 
 
 def test_an_interrupted_run_has_all_figures_but_those_of_the_final_state(run: Run, changed: Make) -> None:
-    assert {name for name, _ in draw_all(changed(run, final=None))} == set(FIGURES) - {"prototypes", "structures"}
+    assert {name for name, _ in draw_all(changed(run, final=None))} == set(FIGURES) - OF_FINAL_STATE
 
 
 def test_a_run_without_finished_rounds_has_a_figure_of_its_partition(run: Run, changed: Make) -> None:
