@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.records.run import Run
 from mfedpba_mpi.report.groups import grouped
 from mfedpba_mpi.report.style import (
@@ -44,13 +45,18 @@ CLASS_COLOURS = (
 
 
 @styled()
-def prototypes(*runs: Run) -> Figure:
+def prototypes(*runs: Run, modalities: int = 0) -> Figure:
     """The clients' final feature prototypes E_k^m, embedded in the plane by t-SNE, one panel per run.
 
     Each point is the prototype of one class (colour) and modality (marker) of a client (small number, if there are at
     most 150 points). Points of a class lie close together if the clients agree on the class. Classes without training
     samples at a client are omitted. At most nine runs are shown; if there are more, one per group of seeds. The runs
-    that are not shown are listed below the panels.
+    that are not shown are listed below the panels, and whether only clients with some number of modalities are shown.
+
+    Parameters
+    ----------
+    modalities : int
+        Show only clients with this number of modalities; 0: all.
     """
     points: dict[str, _Prototypes] = {}
     errors: dict[str, NoData] = {}
@@ -59,7 +65,7 @@ def prototypes(*runs: Run) -> Figure:
         for run in members:
             name = f"{group}, seed {run.attributes['config'][SEED]}" if len(members) > 1 else group
             try:
-                points[name] = _prototypes_of(run)
+                points[name] = _prototypes_of(run, modalities)
                 first.setdefault(group, name)
             except NoData as error:
                 errors[name] = error
@@ -70,12 +76,15 @@ def prototypes(*runs: Run) -> Figure:
     texts = [f"{why}: {'; '.join(names)}." for why, names in omitted.items() if names]
     if texts:
         texts.insert(0, f"{len(shown)} of {len(points) + len(errors)} runs.")
+    if modalities:
+        texts.insert(0, f"Clients with {count(modalities, 'modality', 'modalities')}.")
     return _panels({name: points[name] for name in shown}, shorten(" ".join(texts), 500, placeholder=" …"))
 
 
 def _panels(points: Mapping[str, _Prototypes], note: str) -> Figure:
     runs, count = [own.run for own in points.values()], len(points)
-    names = list(dict.fromkeys(name for run in runs for name in run.attributes["modalities"]))
+    shown = [(own.run.attributes["modalities"], np.unique(own.modality)) for own in points.values()]
+    names = list(dict.fromkeys(names[m] for names, modalities in shown for m in modalities))
     C = max(run.attributes["classes"] for run in runs)
     few_classes = len(CLASS_COLOURS) >= C
     shades = np.array(CLASS_COLOURS if few_classes else [colormaps["viridis"](c / (C - 1)) for c in range(C)])
@@ -92,6 +101,8 @@ def _panels(points: Mapping[str, _Prototypes], note: str) -> Figure:
         few_points = len(positions) <= 150
         for m, modality in enumerate(own.run.attributes["modalities"]):
             chosen = own.modality == m
+            if not chosen.any():
+                continue
             axes.scatter(
                 *positions[chosen].T, 20 if few_points else 8, shades[own.label[chosen]],
                 marker=marker(names.index(modality)), linewidths=0.2, edgecolors="white",
@@ -241,13 +252,17 @@ class _Prototypes:
     remark: str = ""
 
 
-def _prototypes_of(run: Run) -> _Prototypes:
+def _prototypes_of(run: Run, modalities: int = 0) -> _Prototypes:
     if "E" not in run.final:
         raise NoData(f"{run.path}: no prototypes; only the logs of complete runs contain them")
     E, client, modality = (run.final[name] for name in ("E", "E_client", "E_modality"))
     present = (run.partition["counts"][client] > 0) & np.isfinite(E).all(axis=2)  # (sum |M_k|, C)
     if not present.any():
         raise NoData(f"{run.path}: no prototype is finite")
+    if modalities:
+        present &= (run.partition["modalities"].sum(axis=1) == modalities)[client, None]
+        if not present.any():
+            raise NoData(f"{run.path}: no client has {count(modalities, 'modality', 'modalities')}")
     step = -(-int(present.sum()) // MAX_POINTS)
     present &= (client % step == 0)[:, None]
     row, c = np.nonzero(present)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import isfinite
@@ -19,7 +20,8 @@ from mfedpba_mpi.config.fields import unknown
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
-from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, add_remark, capitalised, caption_of, new_figure, styled
+from mfedpba_mpi.report.prototype_figures import PROTOTYPES_TITLE, prototypes
+from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, NoData, add_remark, capitalised, caption_of, new_figure, styled
 from mfedpba_mpi.report.table_figures import (
     METHOD,
     POINT,
@@ -232,11 +234,17 @@ def figures_of(study: Study, directory: Path) -> Iterator[StudyFigure]:
 
     The axes determine the kind: a scaling plot for seconds over ranks, a heat map for two numeric axes, a curve for
     one, and bars for none, unless they are too many. Studies that compare the accuracy of methods also get accuracy
-    over rounds.
+    over rounds, and those whose layout says so the t-SNE of all runs.
     """
     if study.layout.measure not in MEASURES:
         raise unknown("measure", study.layout.measure, MEASURES)
     yield from figures_from(study, _load_ended(study, directory, MEASURES[study.layout.measure][1]))
+    if study.layout.prototypes is not None:
+        runs = [run for place in study.run_keys() if (run := load_ended(directory / place.path))]
+        if runs:
+            with suppress(NoData):
+                figure = prototypes(*runs, modalities=study.layout.prototypes)
+                yield StudyFigure("prototypes", PROTOTYPES_TITLE, figure, caption_of(prototypes))
 
 
 def figures_from(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:

@@ -46,6 +46,27 @@ def test_classes_absent_at_a_client_are_not_drawn(run: Run, changed: Make) -> No
         assert shades.count(CLASS_COLOURS[c].lower()) == owned @ (counts[:, c] > 0)
 
 
+def test_clients_can_be_restricted_to_those_with_some_number_of_modalities(run: Run, changed: Make) -> None:
+    modalities = run.partition["modalities"].copy()
+    modalities[1] = [True, False, False]
+    first = run.final["E_client"] != 1
+    first[np.argmin(first)] = True  # one modality of client 1 stays
+    final = {name: run.final[name][first] for name in ("E", "E_client", "E_modality")}
+    mixed = changed(run, final=final, partition={"modalities": modalities})
+    for number in (0, 1, 2):
+        figure = prototypes(mixed, modalities=number)
+        drawn = points(figure.axes[0])
+        chosen = (modalities.sum(axis=1) == number) | (number == 0)
+        assert len(drawn) == (chosen * modalities.sum(axis=1)) @ (run.partition["counts"] > 0).sum(axis=1)
+        note = figure.legends[-1].get_title().get_text()
+        assert note == {0: "", 1: "Clients with 1 modality.", 2: "Clients with 2 modalities."}[number]
+    assert [text.get_text() for text in prototypes(mixed, modalities=1).legends[-1].get_texts()] == [
+        run.attributes["modalities"][run.final["E_modality"][np.argmin(run.final["E_client"] != 1)]]
+    ]
+    with pytest.raises(UserError, match="no client has 3 modalities"):
+        prototypes(mixed, modalities=3)
+
+
 def test_equal_prototypes_give_equal_panels(run: Run, changed: Make) -> None:
     left, right = prototypes(run, changed(run, Path("copy/run.h5"))).axes
     np.testing.assert_array_equal(points(left), points(right))
