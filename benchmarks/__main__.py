@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.common import show
 
-QUICK = ("client", "sparse", "server", "parallel", "scale", "start")
+QUICK = ("client", "sparse", "server", "server-cost", "parallel", "scale", "start")
 BY_NAME = {"memory": "sparse", "ranks33": "parallel", "ranks65": "parallel"}  # run only by name: function and module
 
 
@@ -17,7 +17,7 @@ def main(names: list[str]) -> int:
         print(f"usage: python -m benchmarks all|{'|'.join(known)} ...", file=sys.stderr)
         return 2
     for name in QUICK if "all" in names else names:
-        module = importlib.import_module(f"benchmarks.{BY_NAME.get(name, name)}")
+        module = importlib.import_module(f"benchmarks.{BY_NAME.get(name, name).replace('-', '_')}")
         show(list(getattr(module, name if name in BY_NAME else "run")()))
     return 0
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import Case, interleaved
 from mfedpba_mpi.config.run_config import MIN_SAMPLES, fit_to_data, make_config
-from mfedpba_mpi.data.catalog import CATALOG
+from mfedpba_mpi.data.catalog import CATALOG, Dataset
 from mfedpba_mpi.data.partition import make_partition
 from mfedpba_mpi.methods.base import ClientSpec, Problem
 from mfedpba_mpi.methods.mfedpba.server import MFedPBAServer
@@ -42,27 +42,10 @@ def run() -> Iterator[Case]:
     """The three problem sizes."""
     torch.set_num_threads(1)
     for dataset, K, partition in CASES:
-        problem = make_problem(dataset, K, partition)
-        server = load_method("mfedpba")(problem).server(torch.device("cpu"))
-        uploads = make_uploads(problem, WARM_UP + MEASURED)
-        for t in range(WARM_UP):
-            server.step(t + 1, 0, uploads[t])
-        residuals, iterations = [], []
-        weights = {n: v.clone() for n, v in server.autoencoder.state_dict().items()}
-        plans = server.alignment.state_dict()
-
-        def ours(
-            server: MFedPBAServer = server, uploads: list = uploads, weights: dict = weights, plans: dict = plans,
-            residuals: list = residuals, iterations: list = iterations,
-        ) -> None:  # fmt: skip
-            server.autoencoder.load_state_dict(weights)
-            server.alignment.load_state_dict(plans)
-            for t in range(WARM_UP, WARM_UP + MEASURED):
-                server.step(t + 1, 0, uploads[t])
-                residuals.append(server.record["gw_residual"])
-                iterations.append(server.record["gw_iterations"])
-
-        reply = server.step(WARM_UP, 0, uploads[WARM_UP - 1])
+        problem = make_problem(CATALOG[dataset], dataset=dataset, clients=K, partition=partition)
+        ours = Rounds(problem)
+        server = ours.server
+        reply = server.step(WARM_UP, 0, ours.uploads[WARM_UP - 1])
         kinds = Counter(client.modalities for client in problem.clients)
         loops = {kind: client_loop(problem, kind, reply) for kind in kinds}
         best = interleaved({"ours": ours, **loops}, repeats=5)
@@ -78,20 +61,46 @@ def run() -> Iterator[Case]:
         notes = {
             "share_of_clients": seconds["ours"] / seconds["clients"],
             "pot_over_ours": seconds["pot"] / seconds["ours"],
-            "iterations": float(np.mean(iterations)),
-            "residual": max(residuals),
+            "iterations": float(np.mean(ours.iterations)),
+            "residual": max(ours.residuals),
             "pot_epsilon": factor,
         }
         yield Case("server", f"{dataset} K {K} {partition}", seconds, notes)
 
 
-def make_problem(dataset: str, K: int, partition: str) -> Problem:
-    """Return a run's partition of random labels, with the same network for every client and modality."""
-    info = CATALOG[dataset]
-    given = {"dataset": dataset, "method": "mfedpba", "clients": K, "partition": partition}
-    config = fit_to_data(make_config(given), info)
+class Rounds:
+    """A server after some rounds. Every call repeats the same `MEASURED` rounds from there.
+
+    Attributes
+    ----------
+    iterations, residuals : of the transport plans, for every measured round.
+    """
+
+    def __init__(self, problem: Problem):
+        server = load_method("mfedpba")(problem).server(torch.device("cpu"))
+        assert isinstance(server, MFedPBAServer)
+        self.server, self.uploads = server, make_uploads(problem, WARM_UP + MEASURED)
+        self.iterations: list[int] = []
+        self.residuals: list[float] = []
+        for t in range(WARM_UP):
+            server.step(t + 1, 0, self.uploads[t])
+        self._weights = {n: v.clone() for n, v in server.autoencoder.state_dict().items()}
+        self._plans = server.alignment.state_dict()
+
+    def __call__(self) -> None:
+        self.server.autoencoder.load_state_dict(self._weights)
+        self.server.alignment.load_state_dict(self._plans)
+        for t in range(WARM_UP, WARM_UP + MEASURED):
+            self.server.step(t + 1, 0, self.uploads[t])
+            self.residuals.append(self.server.record["gw_residual"])
+            self.iterations.append(self.server.record["gw_iterations"])
+
+
+def make_problem(info: Dataset, **settings: object) -> Problem:
+    """Return the problem of a run with random labels, with the same network for every client and modality."""
+    config = fit_to_data(make_config({"method": "mfedpba", **settings}), info)
     labels = np.random.default_rng(0).integers(0, info.classes, info.samples)
-    drawn = make_partition(labels, len(info.modalities), K, partition, config.alpha, 0, MIN_SAMPLES)
+    drawn = make_partition(labels, len(info.modalities), config.clients, config.partition, config.alpha, 0, MIN_SAMPLES)
     clients = tuple(
         ClientSpec(
             owned,

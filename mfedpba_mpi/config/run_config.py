@@ -107,7 +107,8 @@ class RunConfig:
     eval_every: int = option(1, "evaluate every N rounds, and after the last", low=1, group=TRAINING)
     track_gradients: bool = option(
         False,
-        "log gradient norms of clients (/rounds/gradient_norm2) and of MFedPBA's server loss terms (slower)",
+        "log gradient norms of clients (/rounds/gradient_norm2) and of MFedPBA's server loss terms,"
+        " and what new prototypes change in a client's loss (slower)",
         group=TRAINING,
     )
 

@@ -10,14 +10,20 @@ from torch import Tensor
 from mfedpba_mpi.methods.base import Client
 from mfedpba_mpi.methods.state import STRUCTURE_SUFFIXES
 
+WITHOUT_EFFECT = ("predicted", "tracking")  # attributes on which no later training depends
+
 
 def sha256(tensors: Mapping[str, Tensor]) -> bytes:
-    """The digest of a state dictionary: names (without the leading attribute), types, shapes and values."""
+    """The digest of a state dictionary: names (without the leading attribute), types, shapes and values.
+
+    Attributes `WITHOUT_EFFECT` are left out.
+    """
     digest = hashlib.sha256()
     for path, tensor in tensors.items():
-        if path.endswith(STRUCTURE_SUFFIXES):
+        attribute, _, rest = path.partition(".")
+        if path.endswith(STRUCTURE_SUFFIXES) or attribute in WITHOUT_EFFECT:
             continue
-        name = path.partition(".")[2] or path
+        name = rest or path
         array = tensor.detach().cpu().contiguous().numpy()
         digest.update(f"{name}{array.dtype}{array.shape}".encode())
         digest.update(array.tobytes())
@@ -25,5 +31,5 @@ def sha256(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def client_sha256(client: Client) -> bytes:
-    """The digest of a client's state, without its last predictions."""
-    return sha256({name: x for name, x in client.state_dict().items() if name != "predicted"})
+    """The digest of a client's state."""
+    return sha256(client.state_dict())

@@ -282,9 +282,9 @@ class Federation:
 
     @property
     def _training_metrics(self) -> list[str]:
-        """Names in /rounds of what a client reports of its training: its losses and, if tracked, its gradient norm."""
-        losses = [f"loss_{term}" for term in self.method.client_class.terms]
-        return losses + ["gradient_norm2"] * self.config.track_gradients
+        """Names in /rounds of what a client reports of its training: its losses and what is `tracked`."""
+        client = self.method.client_class
+        return [f"loss_{term}" for term in client.terms] + list(client.tracked) * self.config.track_gradients
 
     def _gather_metrics(
         self, active: Sequence[int], scores: Mapping[int, list[int]], clock: Clock
@@ -296,7 +296,8 @@ class Federation:
         for row, (k, client) in zip(rows, self.clients.items(), strict=False):
             if k in participants and not round_status & RoundStatus.VOID:
                 losses = [client.losses[term] for term in self.method.client_class.terms]
-                row[: len(metrics)] = losses + [client.gradient_norm2] * self.config.track_gradients
+                row[: len(losses)] = losses
+                row[len(losses) : len(metrics)] = [getattr(client, name, np.nan) for name in metrics[len(losses) :]]
             row[len(metrics) : -1] = scores.get(k, -1)
             row[-1] = clock.clients[k]
         rows[-1, :3] = clock.seconds["train"], clock.seconds["eval"], round_status

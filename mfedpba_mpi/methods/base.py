@@ -112,6 +112,7 @@ class Client(Stateful, ABC):
     """
 
     terms: ClassVar[tuple[str, ...]] = ("ce",)
+    tracked: ClassVar[tuple[str, ...]] = ("gradient_norm2",)  # attributes that --track-gradients logs, numbers
     persistent: ClassVar[tuple[str, ...]] = ("model", "predicted")
     transient: ClassVar[tuple[str, ...]] = (
         "k", "problem", "device", "spec", "config", "params", "train_rows", "train_labels", "test_rows", "test_labels",

@@ -218,6 +218,11 @@ class MFedPBAParameters(Parameters):
         choices=("trained", "random", "mean", "zero"),
     )  # fmt: skip
 
+    @property
+    def lambdas(self) -> tuple[float, float]:
+        """lambda_1 and lambda_2; 0 for a term that is omitted."""
+        return 0.0 if "fea" in self.without else self.lambda_1, 0.0 if "logit" in self.without else self.lambda_2
+
     def check(self, config: RunConfig) -> None:
         """Raise if the feature dimension is odd: the autoencoder halves it."""
         if config.feature_dim % 2:

@@ -42,7 +42,7 @@ def disk_of(problem: Problem) -> Disk:
         shards += n * (16 + sum(8 * NONZEROS + 8 if m.sparse else 4 * m.width for m in modalities))
         parameters += sum(weights(a, m, d) for a, m in zip(spec.architectures, modalities, strict=True))
         parameters += C * d * (len(modalities) if problem.config.fusion == "concat" else 1)
-    final = 4 * (prototypes + K * C**2 + M * C * (d + 2 * C) + C**2)
+    final = 4 * (prototypes + K * C**2 + M * C * (d + 2 * C) + C**2 + (M + 1) * d**2 // 2)
     log = HEADER_BYTES + 8 * rows + PER_CLIENT * _chunked(rounds, 8 * K) + PER_ROUND * _chunked(rounds, 8) + final
     return Disk(log, 4 * parameters + log, shards)
 

@@ -24,6 +24,13 @@ resumed run continues the log in its checkpoint, so no round is logged twice and
         server_rec, server_con, server_align (T,)    at the last server step of the round
         gradient_rec, gradient_con, gradient_align (T,)    with --track-gradients: norms of the gradients of MFedPBA's
             terms in the server's autoencoder, at the last server step of the round, before they are added and clipped
+        arrival_old, arrival_new (T, K)    of MFedPBA with --track-gradients: a client's L_client before it trains, with
+            the model of the end of its last round, under the prototypes of that round and under the newest ones
+        arrival_clients, arrival_server, arrival_drift, arrival_bias (T, K)    the same: what the round's new prototypes
+            change in L_client of its participants, caused by clients and by the server, and the two terms that bound
+            the sum of these (Lemma 2, see methods/mfedpba/arrival.py). The change is seen at the start of the next
+            round: if a client takes part in rounds t and t+1, arrival_new - arrival_old of t+1 is
+            arrival_clients + arrival_server of t, up to rounding
         gw_residual, gw_iterations (T,)    MFedPBA's transport plans: largest residual and total iterations of the round
         gw_trace, gw_epsilon (T, M)    of each modality's plan after the last server step; NaN if there is none
         loss_<term> (T, K), server_<term> (T,)    the terms of other methods, see their modules
@@ -42,7 +49,10 @@ resumed run continues the log in its checkpoint, so no round is logged twice and
                      the newest value of everything the server has broadcast (MFedPBA: P_G, P_present, I_G, I_present);
                      plan (M, C, C), for MFedPBA with L_align: the transport plan of each modality after the last server
                      step, from the classes of I_G (rows) to those of P_G (columns), with marginals 1/n for the n
-                     classes present; NaN where a class or the modality is absent
+                     classes present; NaN where a class or the modality is absent;
+                     encoder_weight (M, d, d/2), encoder_bias (M, 1, d/2), decoder_weight (d/2, d), decoder_bias (d,),
+                     for MFedPBA with an autoencoder: P_k^m = max(E_k^m @ encoder_weight[m] + encoder_bias[m], 0)
+                     @ decoder_weight + decoder_bias
 """
 
 from __future__ import annotations

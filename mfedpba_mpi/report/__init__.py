@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
-    "run_figures": ("partition", "accuracy", "losses", "communication", "times", "gradients"),
-    "prototype_figures": ("prototypes", "structures"),
+    "run_figures": ("partition", "accuracy", "losses", "communication", "times", "gradients", "arrival"),
+    "prototype_figures": ("prototypes", "feature_spaces", "structures"),
     "study_figures": ("convergence", "panels", "client_table", "figures_of"),
     "table_figures": ("bars", "heat_map", "curve", "scaling"),
     "style": ("save", "svg", "styled"),

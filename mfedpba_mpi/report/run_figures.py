@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 from mfedpba_mpi.data.catalog import CATALOG, Modality
 from mfedpba_mpi.models.architecture import SHIPPED, Architecture, weights
 from mfedpba_mpi.records.run import Run, mean_of_clients
-from mfedpba_mpi.report.prototype_figures import PROTOTYPES_TITLE, prototypes, structures
+from mfedpba_mpi.report.prototype_figures import PROTOTYPES_TITLE, feature_spaces, prototypes, structures
 from mfedpba_mpi.report.style import (
     COLUMN,
     GREY,
@@ -126,15 +126,7 @@ def losses(run: Run) -> Figure:
             axes.set_yscale("log")
             floor = shown[shown > 0].min()
         for i, name in enumerate(sorted(terms, key=_term_order)):
-            rows = np.flatnonzero(np.isfinite(terms[name]).any(axis=1))
-            values, rounds = terms[name][rows], rows + 1
-            mean = np.nanmean(values, axis=1)
-            mean[mean < floor] = np.nan
-            if values.shape[1] > 1:
-                edges = np.maximum(np.nanquantile(values, (0.1, 0.9), axis=1), floor)
-                edges[:, np.isnan(mean)] = np.nan
-                axes.fill_between(rounds, *edges, color=colour(i), alpha=0.2, linewidth=0)
-            axes.plot(rounds, mean, **_markers(rounds), color=colour(i), label=_term_label(name))
+            _mean_with_band(axes, terms[name], colour(i), _term_label(name), floor)
         axes.set(xlabel="round", ylabel=title)
         _integer_ticks(axes)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)
@@ -255,6 +247,49 @@ def gradients(run: Run) -> Figure:
     return drawing
 
 
+@styled()
+def arrival(run: Run) -> Figure:
+    """How much a client's loss changes when new prototypes arrive, before it trains (Lemma 2 of the paper).
+
+    Left: the loss after minus the loss before, for each client (thin lines) and the mean (thick black line). Right: the
+    size of this change, the part that comes from training the server's autoencoder (the rest comes from clients that
+    have moved), and the two terms whose sum bounds the change: the drift of the clients, and the bias of the server,
+    which is the distance of the global prototypes from the mean of the uploads. Lines on the right are means over
+    clients, bands their central 80%.
+    """
+    T = _finished_rounds(run)
+    if "arrival_bias" not in run.rounds:
+        raise NoData(f"{run.path}: the change by new prototypes is not known; MFedPBA logs it with --track-gradients")
+    server, drift, bias = (
+        np.concatenate([np.full_like(values[:1], np.nan), values[:-1]])  # of the round before
+        for values in (run.rounds[f"arrival_{name}"] for name in ("server", "drift", "bias"))
+    )
+    change = run.rounds["arrival_new"] - run.rounds["arrival_old"]
+    known = np.flatnonzero(np.isfinite(change).any(axis=1))
+    if not len(known):
+        raise NoData(f"{run.path}: new prototypes replace others from round 3 on; there are {T} rounds so far")
+    rounds = known + 1
+    drawing, (left, right) = new_figure(PAGE, 2.3, 1, 2)
+    _client_curves(left, rounds, change[known])
+    mean = mean_of_clients(change[known])
+    left.plot(rounds, mean, **_markers(rounds), color="black", linewidth=1.8, label="mean", zorder=4)
+    for i, (name, values) in enumerate({
+        "drift of clients": drift, "bias of the server": bias, "change by the server": np.abs(server),
+        "size of the change": np.abs(change),
+    }.items()):  # fmt: skip
+        shade = "black" if i == 3 else colour(i)
+        _mean_with_band(right, values, shade, name, floor=np.nextafter(0, 1))
+    right.set_yscale("log")
+    left.set_ylabel(r"$\mathcal{L}$ after $-$ $\mathcal{L}$ before")
+    right.set_ylabel(r"change of $\mathcal{L}$ and its bounds")
+    for axes, columns in ((left, 4), (right, 2)):
+        axes.set_xlabel("round at whose start prototypes arrive")
+        _integer_ticks(axes)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, handlelength=1.4, columnspacing=0.9)
+    add_remark(drawing, [run])
+    return drawing
+
+
 class RunFigure(NamedTuple):
     """A figure of a run: its section on the page, its title, and the function that draws it."""
 
@@ -268,7 +303,9 @@ FIGURES = {
     "accuracy": RunFigure("Training", "Accuracy", accuracy),
     "losses": RunFigure("Training", "Losses", losses),
     "gradients": RunFigure("Training", "Gradient norms", gradients),
+    "arrival": RunFigure("Training", "Loss when new prototypes arrive", arrival),
     "prototypes": RunFigure("Prototypes", PROTOTYPES_TITLE, prototypes),
+    "feature_spaces": RunFigure("Prototypes", "Feature spaces of clients, and drift of averages", feature_spaces),
     "structures": RunFigure("Prototypes", "Class structure of global prototypes", structures),
     "communication": RunFigure("Cost", "Communication", communication),
     "times": RunFigure("Cost", "Time", times),
@@ -359,6 +396,19 @@ def _client_curves(axes: Any, x: np.ndarray, values: np.ndarray) -> None:
         edges = np.nanquantile(values, (low, high), axis=1)
         axes.fill_between(x, *edges, color=colour(0), alpha=alpha, linewidth=0, label=name)
     axes.plot(x, np.nanmedian(values, axis=1), color=colour(0), linewidth=0.8, label="median client")
+
+
+def _mean_with_band(axes: Any, values: np.ndarray, shade: str, name: str, floor: float = -np.inf) -> None:
+    """Draw the mean of values (T, clients) and a band of the central 80%; values below `floor` cannot be shown."""
+    rows = np.flatnonzero(np.isfinite(values).any(axis=1))
+    values, rounds = values[rows], rows + 1
+    mean = np.nanmean(values, axis=1)
+    mean[mean < floor] = np.nan
+    if values.shape[1] > 1:
+        edges = np.maximum(np.nanquantile(values, (0.1, 0.9), axis=1), floor)
+        edges[:, np.isnan(mean)] = np.nan
+        axes.fill_between(rounds, *edges, color=shade, alpha=0.2, linewidth=0)
+    axes.plot(rounds, mean, **_markers(rounds), color=shade, label=name)
 
 
 def _legend_rows(K: int) -> int:

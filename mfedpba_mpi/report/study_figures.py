@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import isfinite
@@ -18,7 +19,8 @@ from matplotlib.ticker import MaxNLocator
 from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.records.run import Run, bracketed, joint_remark
 from mfedpba_mpi.records.status import load_ended
-from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, add_remark, capitalised, caption_of, new_figure, styled
+from mfedpba_mpi.report.prototype_figures import PROTOTYPES_TITLE, prototypes
+from mfedpba_mpi.report.style import COLUMN, GREY, PAGE, NoData, add_remark, capitalised, caption_of, new_figure, styled
 from mfedpba_mpi.report.table_figures import (
     METHOD,
     POINT,
@@ -257,10 +259,17 @@ def figures_of(study: Study, directory: Path) -> Iterator[StudyFigure]:
 
     The axes determine the kind: a scaling plot for seconds over ranks, a heat map for two numeric axes, a curve for
     one, and bars for none, unless they are too many. Studies that compare the accuracy of methods also get accuracy
-    over rounds. Figures have the accuracies of a method's default predictor, which captions name.
+    over rounds, and those whose layout says so the t-SNE of all runs. Figures have the accuracies of a method's default
+    predictor, which captions name.
     """
     measure = checked_measures(study.layout.measure)[0]
     yield from figures_from(study, _load_ended(study, directory, MEASURES[measure][1]))
+    if study.layout.prototypes is not None:
+        runs = [run for place in study.run_keys() if (run := load_ended(directory / place.path))]
+        if runs:
+            with suppress(NoData):
+                figure = prototypes(*runs, modalities=study.layout.prototypes)
+                yield StudyFigure("prototypes", PROTOTYPES_TITLE, figure, caption_of(prototypes))
 
 
 def figures_from(study: Study, ended: EndedRuns) -> Iterator[StudyFigure]:

@@ -43,6 +43,9 @@ class Layout:
     measure: tuple[str, ...] = option(("last_five", "best"), "numbers in each cell")
     best: str = option("", "group in which the best cell is marked", choices=("", "row", "column", "table"))
     against_first: bool = option(False, "also show the difference to the first row, or the speed-up")
+    prototypes: int | None = option(
+        None, "the report shows the t-SNE of all runs, of clients with this number of modalities (0: of all)", low=0
+    )
 
 
 @dataclass(frozen=True)

@@ -410,7 +410,7 @@ def _split_by_predictor(study: Study, values: Sequence[RunValue]) -> tuple[Study
 
 
 def _lay_out(study: Study, values: Sequence[RunValue], measure: Measure, runs: int) -> Results:
-    """The table of values that are split by predictor, of a study of so many runs."""
+    """The table of values that are split by predictor, of a study with `runs` runs."""
     layout, remarks = study.layout, {value.remark for value in values}
     columns = _labels(study, [layout.columns] if layout.columns else [])
     grid: Grid = []

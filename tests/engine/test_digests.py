@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mfedpba_mpi.engine.digests import client_sha256, sha256
+from mfedpba_mpi.engine.digests import WITHOUT_EFFECT, client_sha256, sha256
 
 STATE = {"model.weight": torch.arange(6.0).reshape(2, 3), "model.bias": torch.zeros(2)}
 
@@ -32,6 +32,12 @@ def test_any_change_of_a_state_changes_its_digest(change):
 
 def test_the_order_in_memory_does_not_change_the_digest():
     assert sha256(STATE | {"model.weight": STATE["model.weight"].T.contiguous().T}) == sha256(STATE)
+
+
+@pytest.mark.parametrize("attribute", WITHOUT_EFFECT)
+def test_a_digest_ignores_what_has_no_effect(attribute):
+    assert sha256(STATE | {f"{attribute}.P_G": torch.ones(1)}) == sha256(STATE | {attribute: torch.ones(1)})
+    assert sha256(STATE | {attribute: torch.ones(1)}) == sha256(STATE)
 
 
 def test_the_digest_of_a_client_ignores_its_last_predictions():

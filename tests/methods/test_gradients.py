@@ -15,6 +15,7 @@ from mfedpba_mpi.comm.serial import SerialComm
 from mfedpba_mpi.data.shards import read_clients
 from mfedpba_mpi.engine.loop import run_rounds
 from mfedpba_mpi.engine.setup import prepare
+from mfedpba_mpi.methods.mfedpba.arrival import TERMS
 from mfedpba_mpi.methods.params import METHODS, load_method
 from mfedpba_mpi.methods.training import GradientNorm
 from mfedpba_mpi.records.checkpoint import Checkpoints
@@ -155,12 +156,13 @@ def test_tracking_does_not_change_a_run(finished, method):
     off, on = finished(**settings), finished(track_gradients=True, **settings)
     assert on.final["client_sha256"] == off.final["client_sha256"]
     assert on.final["server_sha256"] == off.final["server_sha256"]
-    servers = {"gradient_rec", "gradient_con", "gradient_align"} if method == "mfedpba" else set()
-    assert on.rounds.keys() - off.rounds.keys() == {"gradient_norm2"} | servers
+    servers = {"gradient_rec", "gradient_con", "gradient_align", *TERMS} if method == "mfedpba" else set()
+    clients = set(load_method(method).client_class.tracked)
+    assert on.rounds.keys() - off.rounds.keys() == clients | servers
     for name, values in off.rounds.items():
         if not name.startswith(("seconds_", "wire_up")):
             np.testing.assert_array_equal(on.rounds[name], values, err_msg=name)
-    np.testing.assert_array_equal(on.rounds["wire_up"], off.rounds["wire_up"] + 8)  # one more number per client
+    np.testing.assert_array_equal(on.rounds["wire_up"], off.rounds["wire_up"] + 8 * len(clients))
 
 
 def test_without_tracking_the_norm_is_nan(make_federation):
@@ -173,7 +175,9 @@ SETTINGS = {"clients": 7, "participation": 0.6, "rounds": 4, "alpha": 0.3, "trac
 
 
 def assert_same(run, other):
-    np.testing.assert_array_equal(run.rounds["gradient_norm2"], other.rounds["gradient_norm2"])
+    for name in ("gradient_norm2", "arrival_old", "arrival_new", *TERMS):
+        assert np.isfinite(run.rounds[name]).any()
+        np.testing.assert_array_equal(run.rounds[name], other.rounds[name])
     np.testing.assert_array_equal(run.final["plan"], other.final["plan"])
 
 

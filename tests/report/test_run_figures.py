@@ -23,14 +23,15 @@ from mfedpba_mpi.report.run_figures import FIGURES, draw_all
 Make = Callable[..., Run]
 
 ALWAYS = {"partition", "accuracy", "losses", "communication", "times"}
+OF_FINAL_STATE = {"prototypes", "feature_spaces", "structures"}
 KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "mfedpba": ({"track_gradients": True}, {"prototypes", "structures", "gradients"}),
-    "local": ({"method": "local"}, {"prototypes"}),
-    "harmony": ({"method": "harmony"}, {"prototypes"}),
-    "one round": ({"rounds": 1}, {"prototypes", "structures"}),
-    "30 clients": ({"samples": 360, "clients": 30, "participation": 0.5}, {"prototypes", "structures"}),
+    "mfedpba": ({"track_gradients": True}, {*OF_FINAL_STATE, "gradients", "arrival"}),
+    "local": ({"method": "local"}, {"prototypes", "feature_spaces"}),
+    "harmony": ({"method": "harmony"}, {"prototypes", "feature_spaces"}),
+    "one round": ({"rounds": 1}, OF_FINAL_STATE),
+    "30 clients": ({"samples": 360, "clients": 30, "participation": 0.5}, OF_FINAL_STATE),
     "two classes": ({"classes": 2, "dims": (5,), "partition": "m1", "clients": 1}, {"prototypes", "structures"}),
-    "every second": ({"eval_every": 2}, {"prototypes", "structures"}),
+    "every second": ({"eval_every": 2}, OF_FINAL_STATE),
 }
 
 
@@ -60,7 +61,7 @@ def test_every_kind_of_run_has_its_figures(kind: str, made: Make) -> None:
 
 
 def test_an_interrupted_run_has_all_figures_but_those_of_the_final_state(run: Run, changed: Make) -> None:
-    assert {name for name, _ in draw_all(changed(run, final=None))} == set(FIGURES) - {"prototypes", "structures"}
+    assert {name for name, _ in draw_all(changed(run, final=None))} == set(FIGURES) - OF_FINAL_STATE
 
 
 def test_a_run_without_finished_rounds_has_a_figure_of_its_partition(run: Run, changed: Make) -> None:
@@ -247,6 +248,27 @@ def test_gradients_are_running_means_with_the_rate(run: Run, changed: Make) -> N
     np.testing.assert_allclose(line(figure, "$c\\,/\\,T$").get_ydata(), [13, 6.5, 13 / 3])
 
 
-def test_the_error_without_gradients_names_the_option(made: Make) -> None:
+@pytest.mark.parametrize("draw", [run_figures.gradients, run_figures.arrival])
+def test_the_error_without_gradients_names_the_option(draw: Any, made: Make) -> None:
     with pytest.raises(UserError, match="--track-gradients"):
-        run_figures.gradients(made(method="local"))
+        draw(made(method="local"))
+
+
+def test_the_change_by_new_prototypes_is_drawn_in_the_round_in_which_they_arrive(run: Run, changed: Make) -> None:
+    nan = [np.nan] * 3
+    old, new = np.array([nan, nan, [3.0, 3, np.nan], [2, 2, 2]]), np.array([nan, nan, [5.0, 2, np.nan], [1, 3, 6]])
+    bias = np.array([nan, [8, 4, np.nan], [6, 6, 9], [1, 1, 1]])
+    names = ("arrival_drift", "arrival_server", "arrival_clients", "arrival_bias")
+    rounds = {"arrival_old": old, "arrival_new": new, **{name: i * bias / 3 for i, name in enumerate(names)}}
+    figure = run_figures.arrival(changed(run, rounds={**rounds, "participants": np.ones((4, 3), bool)}))
+    figure.draw_without_rendering()
+    np.testing.assert_array_equal(line(figure, "client 0").get_xydata(), [[3, 2], [4, -1]])
+    np.testing.assert_allclose(line(figure, "mean").get_ydata(), [0.5, 4 / 3])
+    np.testing.assert_allclose(line(figure, "size of the change").get_ydata(), [1.5, 2])
+    np.testing.assert_allclose(line(figure, "bias of the server").get_xydata(), [[3, 6], [4, 7]])
+    np.testing.assert_allclose(line(figure, "change by the server").get_ydata(), [2, 7 / 3])
+
+
+def test_two_rounds_have_no_change_by_new_prototypes(made: Make) -> None:
+    with pytest.raises(UserError, match="from round 3 on"):
+        run_figures.arrival(made(track_gradients=True, rounds=2))

@@ -1,6 +1,7 @@
 """Figures that compare runs: their data, their texts, and which figures a study gets."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,22 @@ def test_the_axes_of_a_study_determine_its_figures(tmp_path, name, kinds):
         assert captions[name] in caption.lower()
         assert "Parameters" not in caption
         assert "synthetic data" in words_of(figure)
+
+
+def test_a_study_shows_the_prototypes_of_its_runs_if_its_file_says_so(tmp_path, made):
+    study = find_study("tsne").quick_form()
+    assert kinds_of(study, tmp_path) == []
+    for place in study.run_keys():
+        run = made(method=place.labels["method"].lower())
+        shutil.copytree(run.path.parent, tmp_path / place.path)
+    owned = run.partition["modalities"].sum(axis=1)
+    for modalities, names in ((0, ["prototypes"]), (int(owned[0]), ["prototypes"]), (3, [])):
+        chosen = replace(study, layout=replace(study.layout, prototypes=modalities))
+        figures = {name: figure for name, _, figure, _ in figures_of(chosen, tmp_path)}
+        assert [name for name in figures if name == "prototypes"] == names
+        for figure in figures.values():
+            assert {"Local", "MFedPBA"} <= set(words_of(figure))
+    assert "prototypes" not in kinds_of(replace(study, layout=replace(study.layout, prototypes=None)), tmp_path)
 
 
 def test_a_study_without_runs_or_with_one_has_no_figures(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,8 +11,10 @@ from torch.nn import functional as F
 from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.data.shards import ClientData
 from mfedpba_mpi.methods.base import Client, Problem
+from mfedpba_mpi.methods.mfedpba.arrival import NAMES, common_classes, feature_loss, logit_loss
 from mfedpba_mpi.methods.params import MFedPBAParameters
-from mfedpba_mpi.methods.training import Epoch, HeadLoss
+from mfedpba_mpi.methods.training import Epoch, HeadLoss, cross_entropy
+from mfedpba_mpi.rng import seeded
 
 ALL = slice(None)  # batches of an epoch
 
@@ -50,16 +54,48 @@ class MFedPBAClient(Client):
 
     params: MFedPBAParameters
     terms = ("ce", "fea", "logit")
+    tracked = ("gradient_norm2", "arrival_old", "arrival_new")
+    persistent = ("tracking",)
+    transient = ("arrival_old", "arrival_new")
 
     def __init__(self, k: int, problem: Problem, data: ClientData, device: torch.device):
         super().__init__(k, problem, data, device)
-        self.lambda_1 = 0.0 if "fea" in self.params.without else self.params.lambda_1
-        self.lambda_2 = 0.0 if "logit" in self.params.without else self.params.lambda_2
+        self.lambda_1, self.lambda_2 = self.params.lambdas
         self.uploaded = self.uploaded_classes()
+        self.tracking: Message = {}  # with --track-gradients: the prototypes of the last round
+        self.arrival_old = self.arrival_new = math.nan
 
     def update(self, t: int, phase: int, inbox: Message) -> Message:
+        if self.config.track_gradients:
+            self._track_arrival(t, inbox)
         self.train(t, lambda epoch: MFedPBALoss(self, epoch, inbox))
         return {name: value.where(self.uploaded[:, None], 0) for name, value in self.prototypes().items()}
+
+    def _track_arrival(self, t: int, inbox: Message) -> None:
+        """Set `arrival_old` and `arrival_new`: L_client under the prototypes of its last round and the new ones.
+
+        The model is that of the end of its last round. L_ce is the mean over its training rows in evaluation mode;
+        L_fea and L_logit are of the class means over all of them, see `arrival`. NaN until there are two of them.
+        """
+        old, self.tracking = self.tracking, {name: inbox[name] for name in NAMES if inbox}
+        self.arrival_old = self.arrival_new = math.nan
+        if not old:
+            return
+        with seeded(self.config.seed, "arrival", self.k, t):
+            means, ce, n = self.prototypes(), torch.zeros((), device=self.device), len(self.train_labels)
+            for rows, Z in self.clean_pass(self.train_rows, n):
+                y = self.train_labels[rows]
+                ce += cross_entropy(self.model.logits(Z), y) * (len(y) / n)
+        own = list(self.spec.modalities)
+        of_features, of_logits = common_classes(old, inbox, self.uploaded)
+        self.arrival_old, self.arrival_new = (
+            (
+                ce
+                + self.lambda_1 * feature_loss(means["E"], prototypes["P_G"][own], of_features[own])
+                + self.lambda_2 * logit_loss(means["I"], prototypes["I_G"], of_logits)
+            ).item()
+            for prototypes in (old, inbox)
+        )
 
     def own_prototypes(self, inbox: Message) -> tuple[Tensor, Tensor]:
         """Return (P_G, present) of the client's modalities."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from mfedpba_mpi.cli.console import count
 from mfedpba_mpi.comm.layout import Message
 from mfedpba_mpi.errors import check_finite
 from mfedpba_mpi.methods.base import Problem, Server
+from mfedpba_mpi.methods.mfedpba.arrival import TERMS, change_terms
 from mfedpba_mpi.methods.mfedpba.autoencoder import PrototypeAutoencoder, PrototypeBatch
 from mfedpba_mpi.methods.mfedpba.gromov import StructureAlignment
 from mfedpba_mpi.methods.mfedpba.losses import aggregate_logits, contrastive_loss, reconstruction_loss
@@ -27,7 +29,7 @@ class MFedPBAServer(Server):
     """Server that trains the prototype autoencoder; transport plans of L_align are warm-started between rounds."""
 
     params: MFedPBAParameters
-    persistent = ("autoencoder", "alignment")
+    persistent = ("autoencoder", "alignment", "tracking")
     transient = ("_warned",)
 
     def __init__(self, problem: Problem, device: torch.device):
@@ -37,6 +39,7 @@ class MFedPBAServer(Server):
         self.alignment = StructureAlignment(self.params.gw_epsilon, solver=self.params.gw_solver)
         self.steps = self.params.server_epochs if self.params.global_prototypes == "trained" else 0
         self.uploaded = problem.uploaded_classes(device)  # (K, C)
+        self.tracking: Message = {}  # with --track-gradients: the last reply, and "A", the mean of the uploads
         self._warned: set[tuple[str, int]] = set()
 
     def step(self, t: int, phase: int, uploads: Mapping[int, Message]) -> Message:
@@ -56,13 +59,29 @@ class MFedPBAServer(Server):
         self.record = {"gw_residual": 0.0, "gw_iterations": 0}
         if self.params.gw_start == "identity":
             self.alignment.load_state_dict({})
+        track = self.problem.config.track_gradients
+        with torch.no_grad():
+            P = self._global_prototypes(batch) if track else None
         plan_statuses = [self._optimise(t, s, batch, len(clients), I_G) for s in range(self.steps)]
         if plan_statuses and "align" not in self.params.without:
             self._record_plans(*map(torch.stack, zip(*plan_statuses, strict=True)))
         with torch.no_grad():
             P_G = self._global_prototypes(batch)
         check_finite(f"server, round {t}: P_G", P_G, "lower server_lr")
-        return {"P_G": P_G, "I_G": I_G, "P_present": batch.present, "I_present": I_present}
+        reply = {"P_G": P_G, "I_G": I_G, "P_present": batch.present, "I_present": I_present}
+        if P is not None:
+            self._track_arrival(uploads, {**reply, "A": batch.average(batch.E), "P": P})
+        return reply
+
+    def _track_arrival(self, uploads: Mapping[int, Message], new: Message) -> None:
+        """Record what the new prototypes do to the participants' losses, see `arrival`; NaN for all others."""
+        terms = np.full((len(TERMS), self.problem.K), np.nan)
+        if old := self.tracking:
+            for k, upload in uploads.items():
+                own = self.problem.clients[k].modalities
+                terms[:, k] = change_terms(upload, own, old, new, self.uploaded[k], self.params.lambdas)
+        self.record |= dict(zip(TERMS, terms, strict=True))
+        self.tracking = {name: x for name, x in new.items() if name != "P"}
 
     def _global_prototypes(self, batch: PrototypeBatch) -> Tensor:
         """P_G (M, C, d), or what the ablation puts in its place."""
@@ -149,12 +168,17 @@ class MFedPBAServer(Server):
             self.warnings.append(message)
 
     def final(self) -> Mapping[str, Tensor]:
-        """Transport plans (M, C, C) of L_align from the classes of I_G to those of P_G^m; NaN for absent classes."""
-        state = self.alignment.state_dict()
-        if not state:  # L_align is omitted
-            return {}
-        present = state["present"]
-        return {"plan": state["plans"].where(present[:, :, None] & present[:, None], math.nan)}
+        """The autoencoder, if it makes P_G, and the transport plans (M, C, C) of L_align.
+
+        A plan leads from the classes of I_G to those of P_G^m; it is NaN for absent classes.
+        """
+        found: dict[str, Tensor] = {}
+        if self.params.global_prototypes in ("trained", "random"):
+            found |= {name: weights.detach() for name, weights in self.autoencoder.named_parameters()}
+        if state := self.alignment.state_dict():  # empty if L_align is omitted
+            present = state["present"]
+            found["plan"] = state["plans"].where(present[:, :, None] & present[:, None], math.nan)
+        return found
 
 
 def _norm(gradients: tuple[Tensor, ...]) -> float:

@@ -1,5 +1,6 @@
 """The server's rounds, compared with a reference by loops, torch's SGD and clipping, and a plain Sinkhorn."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -218,3 +219,16 @@ def test_a_dominant_client_causes_one_warning(make_federation, weights):
     server.step(3, 0, uploads)  # no second warning
     found = [text for text in server.warnings if text.startswith("client 1 dominates I_G in 2 of its 2 classes")]
     assert len(found) == len(server.warnings) == (weights == "entropy")
+
+
+@pytest.mark.parametrize("made_by", ["trained", "random", "mean", "zero"])
+def test_the_log_has_the_autoencoder_that_made_the_last_prototypes(finished, made_by):
+    final = finished(method="mfedpba", mfedpba={"global_prototypes": made_by}).final
+    names = ("encoder_weight", "encoder_bias", "decoder_weight", "decoder_bias")
+    if made_by in ("mean", "zero"):
+        assert not set(names) & set(final)
+        return
+    W, b, V, c = (final[name] for name in names)
+    for m in range(len(W)):
+        P = np.maximum(final["E"][final["E_modality"] == m] @ W[m] + b[m], 0) @ V + c
+        np.testing.assert_allclose(P.mean(axis=0), final["P_G"][m], rtol=1e-4, atol=1e-6)
