@@ -62,6 +62,7 @@ def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tu
     weights : str
         * ``entropy``: eps = 1e-8 as in the paper, so that a client with H near 0 has all the weight;
         * ``bounded``: eps = log C, the largest entropy, so that no client has more than twice the weight of another;
+          and the deviation of I_k,c from its mean over j has at most twice the median norm of all clients with c;
         * ``correct``: as ``bounded``, over the clients whose prototype of class c predicts c. Where there are none,
           I_G,c is that of ``bounded`` for L_align, but L_logit leaves the class out;
         * ``equal``: q is constant (the paper's ablation "EA").
@@ -75,6 +76,8 @@ def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tu
     q : Tensor, shape (K, C), float64
     """
     logits = torch.where(present[..., None], I.double(), 0.0)
+    if weights == "bounded":
+        logits = _bounded(logits, present)
     log_sigma = logits.log_softmax(-1)
     H = -(log_sigma.exp() * log_sigma).sum(-1)
     voters, known = present, present.any(0)
@@ -86,3 +89,12 @@ def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tu
     w = voters.double() if weights == "equal" else voters / (H + eps)
     q = w / w.sum(0).clamp_min(torch.finfo(w.dtype).tiny)
     return torch.einsum("kc,kcj->cj", q, logits).float(), known, q
+
+
+def _bounded(logits: Tensor, present: Tensor) -> Tensor:
+    """Logits (K, C, C) whose deviation from their mean has at most twice the median norm of the clients with a class."""
+    mean = logits.mean(-1, keepdim=True)
+    norm = torch.linalg.vector_norm(logits - mean, dim=-1)
+    median = torch.where(present, norm, math.nan).nanmedian(0).values.nan_to_num()
+    factor = (2 * median / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)
+    return mean + factor[..., None] * (logits - mean)

@@ -101,12 +101,30 @@ def test_means_of_the_losses_divide_by_the_number_of_terms():
 
 
 def test_bounded_weights_equal_the_loops_and_differ_by_at_most_two():
-    I, present = 9 * torch.randn(5, C, C), torch.ones(5, C, dtype=torch.bool)
+    I, present = torch.randn(5, C, C), torch.ones(5, C, dtype=torch.bool)
+    I = 9 * torch.nn.functional.normalize(I - I.mean(-1, keepdim=True), dim=-1)  # norms that need no limit
     *_, q = aggregate_logits(I, present, "bounded")
     for c in range(C):
         weights = [1 / (entropy(I[k, c]) + math.log(C)) for k in range(5)]
         torch.testing.assert_close(q[:, c], torch.tensor(weights).double() / sum(weights))
     assert (q.amax(0) <= 2 * q.amin(0)).all()
+
+
+def test_bounded_logits_deviate_from_their_mean_by_at_most_twice_the_median():
+    """Client 2 is sure of class 1. Norms of deviations: 2 sqrt(2/3), 4 sqrt(2/3), and 60 sqrt(2/3), which becomes 8."""
+    I = torch.zeros(4, 3, 3)
+    I[0, 0], I[1, 0] = torch.tensor([[2.0, 0, 0], [5.0, 1, 1]])
+    I[2, 0] = torch.tensor([0.0, 60, 0])
+    I[3, 0] = 1e6  # absent
+    present = torch.tensor([[True, False, False]] * 3 + [[False] * 3])
+    limited = torch.tensor([20 - 8 / 3, 20 + 16 / 3, 20 - 8 / 3])  # mean 20, deviation 8 (-1/3, 2/3, -1/3)
+    rows = [I[0, 0], I[1, 0], limited]
+    weights = torch.tensor([1 / (entropy(row) + math.log(3)) for row in rows]).double()
+    I_G, known, q = aggregate_logits(I, present, "bounded")
+    torch.testing.assert_close(q[:3, 0], weights / weights.sum(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(I_G[0], sum(w * row for w, row in zip(weights / weights.sum(), rows)).float())
+    assert known.tolist() == [True, False, False]
+    assert torch.equal(aggregate_logits(torch.zeros(3, 3, 3), present[:3], "bounded")[0], torch.zeros(3, 3))
 
 
 def test_correct_weights_leave_out_clients_that_predict_another_class():
