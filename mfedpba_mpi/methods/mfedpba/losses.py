@@ -92,7 +92,7 @@ def aggregate_logits(I: Tensor, present: Tensor, weights: str = "entropy") -> tu
 
 
 def _bounded(logits: Tensor, present: Tensor) -> Tensor:
-    """Logits (K, C, C) whose deviation from their mean has at most twice the median norm of the clients with a class."""
+    """Logits (K, C, C) whose deviations from their means have at most twice the median norm over clients."""
     mean = logits.mean(-1, keepdim=True)
     norm = torch.linalg.vector_norm(logits - mean, dim=-1)
     median = torch.where(present, norm, math.nan).nanmedian(0).values.nan_to_num()

@@ -122,7 +122,7 @@ def test_bounded_logits_deviate_from_their_mean_by_at_most_twice_the_median():
     weights = torch.tensor([1 / (entropy(row) + math.log(3)) for row in rows]).double()
     I_G, known, q = aggregate_logits(I, present, "bounded")
     torch.testing.assert_close(q[:3, 0], weights / weights.sum(), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(I_G[0], sum(w * row for w, row in zip(weights / weights.sum(), rows)).float())
+    torch.testing.assert_close(I_G[0], (weights @ torch.stack(rows).double() / weights.sum()).float())
     assert known.tolist() == [True, False, False]
     assert torch.equal(aggregate_logits(torch.zeros(3, 3, 3), present[:3], "bounded")[0], torch.zeros(3, 3))
 
