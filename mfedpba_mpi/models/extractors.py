@@ -56,6 +56,7 @@ class SparseLinear(nn.Module):
             mode="sum",
             per_sample_weights=rows.values,
             include_last_offset=True,
+            sparse=True,  # the gradient
         )
 
 

@@ -202,7 +202,8 @@ class JointNorm:
     def norm2(self, number: int = 0) -> Tensor:
         """The square of the norm in batch `number` of the epoch, a scalar."""
         parts = [self._linear(number)] if self.linear else []
-        gradients = [gw for leaf in self.built for gw in leaf.gradients]
+        built = (gw for leaf in self.built for gw in leaf.gradients)
+        gradients = [gw.coalesce().values() if gw.is_sparse else gw for gw in built]
         vectors = [gw for gw in gradients if gw.dim() == 1]  # many and short
         if vectors:
             joined = torch.cat(vectors)

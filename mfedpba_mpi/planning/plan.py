@@ -219,8 +219,8 @@ def client_bytes(problem: Problem, k: int) -> float:
 def activation_bytes(problem: Problem, k: int) -> float:
     """Return the bytes client k needs while it computes.
 
-    That is input and output of its largest layer during evaluation, the shuffled rows of an epoch, and the gradients of
-    the weights if they are built.
+    That is input and output of its largest layer during evaluation, the shuffled rows of an epoch, and with autograd
+    the gradients of the weights (fewer for sparse rows).
     """
     spec = problem.clients[k]
     total = gradients = 0.0
