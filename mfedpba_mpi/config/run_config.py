@@ -23,12 +23,8 @@ from mfedpba_mpi.models.architecture import FAMILIES
 from mfedpba_mpi.plugins import load_defaults
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
-ADDED = (
-    "allow_synthetic",
-    "autograd",
-    "clip",
-    "problem_seed",
-)  # missing in logs of older versions, which behaved as with the default
+# Settings that logs of older versions lack, with the values that these versions behaved as if they had
+ADDED = {"allow_synthetic": True, "autograd": False, "clip": 0.0, "problem_seed": None}
 HARMLESS = ("allow_synthetic",)  # does not change results
 OPEN = {"clients": 0, "partition": ""}  # placeholders for values that depend on the data, see `fit_to_data`
 PARTITION_FILES = (".csv", ".h5")
@@ -99,7 +95,7 @@ class RunConfig:
     rounds: int = option(100, "communication rounds T", low=1, group=TRAINING)
     lr: float = option(0.01, "client learning rate (plain SGD)", above=0, group=TRAINING)
     clip: float = option(
-        0.0, "maximum joint gradient norm of a client's SGD step (0: no clipping)", low=0, group=TRAINING
+        5.0, "maximum joint gradient norm of a client's SGD step (0: no clipping)", low=0, group=TRAINING
     )
     epochs: int = option(2, "local epochs E per round", low=1, group=TRAINING)
     batch_size: int = option(12, "mini-batch size", low=2, group=TRAINING)
@@ -170,6 +166,7 @@ class RunConfig:
         if values["method"] not in [*METHODS]:  # a list, since the value may be unhashable
             name = shown(values["method"])
             raise UserError(f"unknown method {name}; if it comes from a plugin, load it with --plugin FILE.py")
+        values = ADDED | values
         config = make_config({name: value for name, value in values.items() if name not in OPEN or value != OPEN[name]})
         _refuse_missing([config.method], values)
         _refuse_missing(fields_of(type(config.params)), values[config.method], f"{config.method}.")

@@ -26,7 +26,7 @@ from mfedpba_mpi.records.tables import NumberText
 # Settings that the first lines show in their own way.
 _OMITTED = {
     *("dataset", "method", "partition", "clients", "alpha", "fusion", "validation", "seed", "samples", "classes"),
-    *("dims", "rounds", "lr", "epochs", "batch_size", "feature_dim", "params"),
+    *("dims", "rounds", "lr", "clip", "epochs", "batch_size", "feature_dim", "params"),
 }
 _SECONDS = 15.0  # between two lines if there is no progress bar
 
@@ -120,7 +120,7 @@ class Screen(Observer):
 def settings_line(config: RunConfig) -> str:
     """The main training settings, the method's weights and rates, and every other setting that is not the default."""
     words = [
-        count(config.rounds, "round"), f"lr {config.lr:g}", count(config.epochs, "local epoch"),
+        count(config.rounds, "round"), f"lr {config.lr:g}", f"clip {config.clip:g}", count(config.epochs, "local epoch"),
         f"batch size {config.batch_size}", f"feature dim {config.feature_dim}",
     ]  # fmt: skip
     own = {name: (getattr(config.params, name), field) for name, field in fields_of(type(config.params)).items()}

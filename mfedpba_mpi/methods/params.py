@@ -195,20 +195,21 @@ class MFedPBAParameters(Parameters):
     tau: float = option(0.5, "temperature of L_con", above=0)
     gw_epsilon: float = option(0.25, "entropy weight e_0 of the GW plans in L_align; epsilon = e_0 / classes", above=0)
     gw_start: str = option(
-        "last", "start the GW plans of a round at the identity, or at the last round's", choices=("identity", "last")
-    )
+        "identity", "start the GW plans of a round at the identity, or at the last round's",
+        choices=("identity", "last"),
+    )  # fmt: skip
     gw_solver: str = option("newton", "solver of the GW plans: ours, or POT's (slower)", choices=("newton", "pot"))
     server_loss: str = option(
-        "sum", "server loss terms: means over prototypes, pairs and modalities, or the printed sums",
+        "mean", "server loss terms: means over prototypes, pairs and modalities, or the printed sums",
         choices=("mean", "sum"),
     )  # fmt: skip
-    server_clip: float = option(5.0, "maximum gradient norm of a server step (0: no clipping)", low=0)
+    server_clip: float = option(0.0, "maximum gradient norm of a server step (0: no clipping)", low=0)
     min_class_samples: int = _min_class_samples()
     without: tuple[str, ...] = option(
         (), "ablation: omit these loss terms", choices=("rec", "con", "align", "fea", "logit")
     )
     logit_weights: str = option(
-        "entropy",
+        "bounded",
         "weights of clients in I_G: the paper's inverse entropy, the same bounded, bounded among clients that predict "
         "the class, or equal (ablation EA)",
         choices=("entropy", "bounded", "correct", "equal"),

@@ -79,4 +79,4 @@ def test_the_ablation_is_a_study_with_its_settings_in_the_title(command, tmp_pat
     assert all("Ablation of MFedPBA, synthetic m2, fusion sum (synthetic data): " in row for row in rows[1:])
     configs = [load_run(tmp_path / "a" / name / "s0").attributes["config"] for name in ("full", "w-o-rec", "ea")]
     assert [c["mfedpba"]["without"] for c in configs] == [[], ["rec"], []]
-    assert [c["mfedpba"]["logit_weights"] for c in configs] == ["entropy", "entropy", "equal"]
+    assert [c["mfedpba"]["logit_weights"] for c in configs] == ["bounded", "bounded", "equal"]

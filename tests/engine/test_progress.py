@@ -42,10 +42,10 @@ def test_one_client_is_not_in_the_plural(tiny, tmp_path, capsys, monkeypatch):
 def test_the_header_of_a_run_has_the_values_of_settings_that_depend_on_the_dataset():
     words = settings_line(RunConfig.of(dataset="mfeat", tau=0.9, participation=0.5, families="DNN", server_epochs=3))
     assert words == (
-        "100 rounds, lr 0.02, 2 local epochs, batch size 12, feature dim 48, lambda_1 0.01, lambda_2 1, "
-        "server_lr 0.01, server_epochs 3, tau 0.9, gw_epsilon 0.25, server_clip 5, "
+        "100 rounds, lr 0.1, clip 5, 2 local epochs, batch size 12, feature dim 48, lambda_1 0.01, lambda_2 1, "
+        "server_lr 0.01, server_epochs 3, tau 0.9, gw_epsilon 0.25, server_clip 0, "
         'families ["DNN"], participation 0.5'
     )
     assert settings_line(RunConfig.of(dataset="mfeat", method="local", rounds=1, epochs=1)) == (
-        "1 round, lr 0.02, 1 local epoch, batch size 12, feature dim 48"
+        "1 round, lr 0.1, clip 5, 1 local epoch, batch size 12, feature dim 48"
     )

@@ -29,6 +29,7 @@ def make_federation() -> Callable[..., Federation]:
 
     `settings` are those of a run, such as `rounds`, `batch_size`, `epochs`, `lr`, `fusion`, and the method's parameters
     as a dict under its name. Inputs are not normalised, and each extractor is the identity, so Z[m] are the inputs.
+    Gradients are not clipped.
     """
 
     def build(
@@ -36,7 +37,14 @@ def make_federation() -> Callable[..., Federation]:
     ) -> Federation:
         widths = tuple(Modality(f"M{m}", "I", d) for m in range(modalities))
         info = Dataset("synthetic", 10_000, classes, widths)
-        given = {"dataset": "synthetic", "method": method, "feature_dim": d, "normalise": "none", "epochs": 1}
+        given = {
+            "dataset": "synthetic",
+            "method": method,
+            "feature_dim": d,
+            "normalise": "none",
+            "epochs": 1,
+            "clip": 0,
+        }
         config = fit_to_data(make_config({**given, "clients": len(clients), "partition": "m1+", **settings}), info)
         specs = tuple(
             ClientSpec(

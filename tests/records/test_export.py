@@ -142,7 +142,7 @@ def test_event_files_hold_the_settings_as_hyper_parameters(made, tmp_path):
     (directory,) = (tmp_path / "tb").iterdir()
     settings = settings_in(events(directory))
     assert (settings["seed"].number_value, settings["mfedpba.lambda_2"].number_value) == (4, 1)
-    assert (settings["method"].string_value, settings["mfedpba.logit_weights"].string_value) == ("mfedpba", "entropy")
+    assert (settings["method"].string_value, settings["mfedpba.logit_weights"].string_value) == ("mfedpba", "bounded")
 
 
 def test_special_characters_in_names_are_written_as_text(made, tmp_path):

@@ -21,7 +21,7 @@ def reconstruction_loss(P: Tensor, E: Tensor, rows: Tensor, uploads: int | None 
     uploads : int, optional
         Number of participants \|K\| of the round, for the printed sum; without it the result is the mean.
     """
-    return ((P - E) * rows[..., None]).square().sum() / (uploads or rows.sum())
+    return ((P - E) * rows[..., None]).square().sum() / (uploads or rows.sum().clamp(min=1))
 
 
 def contrastive_loss(P_G: Tensor, present: Tensor, tau: float, mean: bool = False) -> Tensor:
