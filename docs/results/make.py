@@ -1,8 +1,8 @@
-"""The numbers of docs/results.md from the runs behind them: ``python docs/results/make.py RUNS``.
+"""The numbers of docs/results.md and docs/choices.md from the runs behind them: ``python docs/results/make.py RUNS``.
 
 RUNS/NAME holds runs of the study NAME.toml that is beside this file. Their numbers go into NAME.csv and their
 accuracies after each round into NAME-rounds.csv, a line a run, where lines of runs that are not there stay. From these
-lines come the figures NAME-*.png and the tables of results.md and clients.md, each between the lines ``<!-- NAME
+lines come the figures NAME-*.png and the tables of these pages and of clients.md, each between the lines ``<!-- NAME
 MEASURE -->`` and ``<!-- end -->``. The measure may be ``clients``, the accuracy of each client; several measures,
 with commas between them, are shown in one table, see ``study table --measure``. A column may follow that is subtracted,
 see ``study table --against``.
@@ -30,7 +30,7 @@ from mfedpba_mpi.studies.study_file import find_study
 from mfedpba_mpi.studies.tables import MEASURES, Results, RunValue, ended_runs, table_of, with_predictor
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "results.md"
+PAGES = [HERE.parent / "results.md", HERE.parent / "choices.md", HERE / "clients.md"]
 BLOCK = re.compile(r"(<!-- ([\w-]+) ([\w,]+) ?([\w, ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 Lines = list[tuple[RunKey, dict[str, str]]]
 
@@ -63,7 +63,7 @@ class Record:
             )
             for place, row in self.runs
         ]
-        page = PAGE.read_text(encoding="utf-8")
+        page = "".join(path.read_text(encoding="utf-8") for path in PAGES)
         for kind, _, figure, _ in figures_from(self.study, found):
             if f"{self.study.name}-{kind}.png" in page:
                 save(figure, HERE / f"{self.study.name}-{kind}")
@@ -159,7 +159,7 @@ def main(runs: Path) -> None:
         inner = "\n".join(record.clients()) if measure == "clients" else record.table(measure, against)
         return f"{first}{inner}{last}"
 
-    for page in (PAGE, HERE / "clients.md"):
+    for page in PAGES:
         write_text(page, BLOCK.sub(block, page.read_text(encoding="utf-8")))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from mfedpba_mpi.data.catalog import base_of
 
-# The paper's table of hyper-parameters, with one value for each range; lambda_1 and lambda_2 are MFedPBA's. The learning
-# rates of mfeat, caltech101 and reuters were chosen with clipped steps on validation rows, see docs/results.md; the
-# paper's are 0.005 to 0.01 (caltech101) and 0.001 to 0.005 (reuters).
+# The paper's table of hyper-parameters, with one value for each range; lambda_1 and lambda_2 are MFedPBA's.
+# The learning rates of mfeat, caltech101 and reuters were chosen on validation rows with clipped steps, see
+# docs/choices.md. The paper's are 0.005 to 0.01 (caltech101) and 0.001 to 0.005 (reuters).
 PRESETS: dict[str, dict[str, Any]] = {
     "caltech101": {"rounds": 400, "feature_dim": 64, "lr": 0.03, "lambda_1": 0.01, "lambda_2": 5.0},
     "reuters": {"rounds": 200, "feature_dim": 24, "lr": 0.1, "lambda_1": 0.01, "lambda_2": 1.0},

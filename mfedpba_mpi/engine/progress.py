@@ -120,8 +120,8 @@ class Screen(Observer):
 def settings_line(config: RunConfig) -> str:
     """The main training settings, the method's weights and rates, and every other setting that is not the default."""
     words = [
-        count(config.rounds, "round"), f"lr {config.lr:g}", f"clip {config.clip:g}", count(config.epochs, "local epoch"),
-        f"batch size {config.batch_size}", f"feature dim {config.feature_dim}",
+        count(config.rounds, "round"), f"lr {config.lr:g}", f"clip {config.clip:g}",
+        count(config.epochs, "local epoch"), f"batch size {config.batch_size}", f"feature dim {config.feature_dim}",
     ]  # fmt: skip
     own = {name: (getattr(config.params, name), field) for name, field in fields_of(type(config.params)).items()}
     rest = {

@@ -183,7 +183,7 @@ class FedMobileParameters(Parameters):
 
 @dataclass(frozen=True)
 class MFedPBAParameters(Parameters):
-    """Bilateral alignment of feature prototypes (autoencoder, contrast, GW) and logit prototypes (entropy weights)."""
+    """Bilateral alignment of feature prototypes (autoencoder, contrast, GW) and logit prototypes (bounded weights)."""
 
     label = "MFedPBA"
     fusions = ("sum", "concat", "separate")

@@ -73,8 +73,8 @@ def test_the_ablation_is_a_study_with_its_settings_in_the_title(command, tmp_pat
     assert result.returncode == 0, result.stderr
     rows = (tmp_path / "a" / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == 2 * [  # the last five rounds, then the best round
-        "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA", "P_G random", "P_G = mean of E",
-        "P_G = 0",
+        "full", "w/o rec", "w/o con", "w/o align", "w/o fea", "w/o logit", "EA", "entropy weights", "P_G random",
+        "P_G = mean of E", "P_G = 0",
     ]  # fmt: skip
     assert all("Ablation of MFedPBA, synthetic m2, fusion sum (synthetic data): " in row for row in rows[1:])
     configs = [load_run(tmp_path / "a" / name / "s0").attributes["config"] for name in ("full", "w-o-rec", "ea")]

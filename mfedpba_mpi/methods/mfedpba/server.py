@@ -26,7 +26,7 @@ DOMINANT_WEIGHT, DOMINATED_CLASSES = 0.99, 0.1
 
 
 class MFedPBAServer(Server):
-    """Server that trains the prototype autoencoder; transport plans of L_align are warm-started between rounds."""
+    """Server that trains the prototype autoencoder; with ``gw_start=last`` the plans of L_align are kept, too."""
 
     params: MFedPBAParameters
     persistent = ("autoencoder", "alignment", "tracking")
