@@ -12,7 +12,7 @@ from mfedpba_mpi.data.catalog import base_of
 # The learning rates of mfeat, caltech101 and reuters were chosen on validation rows with clipped steps, see
 # docs/choices.md. The paper's are 0.005 to 0.01 (caltech101) and 0.001 to 0.005 (reuters).
 PRESETS: dict[str, dict[str, Any]] = {
-    "caltech101": {"rounds": 400, "feature_dim": 64, "lr": 0.03, "lambda_1": 0.01, "lambda_2": 5.0},
+    "caltech101": {"rounds": 400, "feature_dim": 64, "lr": 0.1, "lambda_1": 0.01, "lambda_2": 5.0},
     "reuters": {"rounds": 200, "feature_dim": 24, "lr": 0.1, "lambda_1": 0.01, "lambda_2": 1.0},
     "nus-wide": {"rounds": 400, "feature_dim": 32, "lr": 0.01, "lambda_1": 0.01, "lambda_2": 1.0},
     "youtube": {"rounds": 400, "feature_dim": 48, "lr": 0.01, "lambda_1": 0.01, "lambda_2": 1.0},

@@ -24,7 +24,7 @@ from mfedpba_mpi.plugins import load_defaults
 
 PROBLEM, CLIENTS, TRAINING, MACHINE = "Problem", "Clients", "Training", "Machine"
 # Settings that logs of older versions lack, with the values that these versions behaved as if they had
-ADDED = {"allow_synthetic": True, "autograd": False, "clip": 0.0, "problem_seed": None}
+ADDED: dict[str, Any] = {"allow_synthetic": True, "autograd": False, "clip": 0.0, "problem_seed": None}
 HARMLESS = ("allow_synthetic",)  # does not change results
 OPEN = {"clients": 0, "partition": ""}  # placeholders for values that depend on the data, see `fit_to_data`
 PARTITION_FILES = (".csv", ".h5")

@@ -5,9 +5,9 @@ from mfedpba_mpi.config.run_config import make_config
 from mfedpba_mpi.data.catalog import CATALOG
 
 
-def test_presets_equal_the_papers_table():
+def test_presets_equal_the_papers_table_but_for_the_learning_rate_chosen_on_validation_rows():
     config = make_config({"dataset": "caltech101"})
-    assert (config.rounds, config.feature_dim, config.lr, config.epochs, config.batch_size) == (400, 64, 0.01, 2, 12)
+    assert (config.rounds, config.feature_dim, config.lr, config.epochs, config.batch_size) == (400, 64, 0.1, 2, 12)
     assert (config.params.lambda_1, config.params.lambda_2) == (0.01, 5.0)
     assert (config.params.server_lr, config.params.server_epochs) == (0.01, 10)
     assert set(PRESETS) == {*CATALOG, "synthetic"}
