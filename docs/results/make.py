@@ -25,9 +25,10 @@ from mfedpba_mpi.records.tables import csv_text
 from mfedpba_mpi.report import save
 from mfedpba_mpi.report.study_figures import client_cells, figures_from
 from mfedpba_mpi.studies.formats import as_markdown, of_predictors, runs_csv
+from mfedpba_mpi.studies.measures import MEASURES
 from mfedpba_mpi.studies.study import SEED, RunKey, Study
 from mfedpba_mpi.studies.study_file import find_study
-from mfedpba_mpi.studies.tables import MEASURES, Results, RunValue, ended_runs, table_of, with_predictor
+from mfedpba_mpi.studies.tables import Results, RunValue, ended_runs, table_of, with_predictor
 
 HERE = Path(__file__).parent
 PAGES = [HERE.parent / "results.md", HERE.parent / "choices.md", HERE / "clients.md"]

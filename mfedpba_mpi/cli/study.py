@@ -132,7 +132,8 @@ def _show_estimates(study: Study, directory: Path, runs: Sequence[StudyRun], dat
     from mfedpba_mpi.records.status import overview, read_state
     from mfedpba_mpi.studies.estimates import estimate, shard_key
     from mfedpba_mpi.studies.formats import show_table
-    from mfedpba_mpi.studies.tables import Measure, RunValue, lay_out
+    from mfedpba_mpi.studies.measures import Measure
+    from mfedpba_mpi.studies.tables import RunValue, lay_out
 
     screen = console()
     states = {run.path: read_state(directory / run.path) for run in runs}

@@ -32,18 +32,9 @@ from mfedpba_mpi.report.table_figures import (
     scaling,
     wrap,
 )
+from mfedpba_mpi.studies.measures import MEASURES, Measure, checked_measures
 from mfedpba_mpi.studies.study import RANKS, SEED, AxisValue, RunKey, Study
-from mfedpba_mpi.studies.tables import (
-    MEASURES,
-    Measure,
-    Results,
-    RunValue,
-    axis_of_methods,
-    cell_of,
-    checked_measures,
-    lay_out,
-    with_predictor,
-)
+from mfedpba_mpi.studies.tables import Results, RunValue, axis_of_methods, cell_of, lay_out, with_predictor
 
 MAX_PANELS, PANELS_PER_ROW = 16, 4  # of a figure
 MAX_CLIENTS = 24  # with a column each in a table; more are shown as quantiles

@@ -17,8 +17,9 @@ from mfedpba_mpi.errors import COMPLETE
 from mfedpba_mpi.files import write_text
 from mfedpba_mpi.records import tables
 from mfedpba_mpi.records.run import Run
+from mfedpba_mpi.studies.measures import MEASURES
 from mfedpba_mpi.studies.study import Study
-from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, combine, ended_runs
+from mfedpba_mpi.studies.tables import Cell, Results, combine, ended_runs
 
 _MARKS = ("bold (*)", "underlined (+)")  # of the best and the second best cells, with and without styles
 

@@ -22,8 +22,8 @@ from mfedpba_mpi.report.study_figures import (
     runs_by_method,
 )
 from mfedpba_mpi.report.table_figures import curve
+from mfedpba_mpi.studies.measures import MEASURES
 from mfedpba_mpi.studies.study_file import find_study, read_study
-from mfedpba_mpi.studies.tables import MEASURES
 from tests.report.test_table_figures import ACCURACY, HOSTILE, a_table, legend_of, lines_of, words_of
 
 

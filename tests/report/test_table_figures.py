@@ -11,7 +11,8 @@ from matplotlib.collections import QuadMesh
 
 from mfedpba_mpi.report.style import RC
 from mfedpba_mpi.report.table_figures import bars, curve, heat_map, scaling
-from mfedpba_mpi.studies.tables import MEASURES, Cell, Results, Row
+from mfedpba_mpi.studies.measures import MEASURES
+from mfedpba_mpi.studies.tables import Cell, Results, Row
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 HOSTILE = r"_<b>$x_1$ & 100 % \alpha^2 {'q'} $"

@@ -1,6 +1,7 @@
 """A study of two partitions, three methods and two seeds, and values of its runs."""
 
-from mfedpba_mpi.studies.tables import MEASURES, RunValue
+from mfedpba_mpi.studies.measures import MEASURES
+from mfedpba_mpi.studies.tables import RunValue
 
 ACCURACY, SECONDS = MEASURES["last_five"][0], MEASURES["seconds"][0]
 STUDY = """

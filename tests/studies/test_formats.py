@@ -4,8 +4,9 @@ import csv
 import io
 
 from mfedpba_mpi.studies.formats import as_csv, as_latex, as_markdown, as_rich, as_text
+from mfedpba_mpi.studies.measures import MEASURES
 from mfedpba_mpi.studies.study_file import find_study
-from mfedpba_mpi.studies.tables import MEASURES, lay_out
+from mfedpba_mpi.studies.tables import lay_out
 from tests.studies.examples import ACCURACY, VALUES, run_values
 
 
