@@ -82,7 +82,7 @@ def test_the_paper_s_experiments_are_shipped(tmp_path):
     counts = {study.name: len(study.run_keys()) for study in shipped_studies()}
     assert counts == {
         "main-table": 16 * 8 * 5, "main-table-sum": 16 * 8 * 5, "feature-dim": 5 * 8 * 5, "lambda-grid": 9 * 9 * 3,
-        "server-epochs": 10 * 5, "ablation": 10 * 5, "fusion": 2 * 2 * 3 * 5, "large-k": 6 * 8 * 5, "client-time": 8,
+        "server-epochs": 10 * 5, "ablation": 11 * 5, "fusion": 2 * 2 * 3 * 5, "large-k": 6 * 8 * 5, "client-time": 8,
         "scaling-strong": 9 * 3, "scaling-weak": 7 * 2, "tsne": 2,
     }  # fmt: skip
     studies = {name: find_study(name).with_changes({"allow_synthetic": True}) for name in counts}

@@ -32,9 +32,7 @@ def accuracy_of_the_others(weights: str, out: Path) -> float:
     return 100 * rounds["correct"][-1, 1:].sum() / rounds["tested"][-1, 1:].sum()
 
 
-@pytest.mark.parametrize(
-    ("weights", "resists"), [("bounded", True), ("correct", True), ("entropy", False), ("equal", False)]
-)
+@pytest.mark.parametrize(("weights", "resists"), [("bounded", True), ("correct", True), ("entropy", False)])
 def test_bounded_and_correct_weights_resist_a_poisoned_client(tmp_path, monkeypatch, weights, resists):
     sound = accuracy_of_the_others(weights, tmp_path / "sound")
     monkeypatch.setattr(MFedPBAMethod, "client_class", PoisonedClient)
