@@ -4,7 +4,7 @@ Clients upload feature prototypes E_k^m and logit prototypes I_k. The server bro
 modality and I_G.
 
 * client: L_client = L_ce + lambda_1 L_fea + lambda_2 L_logit, with prototypes computed on each mini-batch;
-* server: I_G is an entropy-weighted mean; P_G^m is the output of an autoencoder, trained by S steps on
+* server: I_G is a weighted mean (see `losses`); P_G^m is the output of an autoencoder, trained by S steps on
   L_rec + L_con + L_align.
 """
 

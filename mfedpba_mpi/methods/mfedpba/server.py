@@ -1,4 +1,4 @@
-"""MFedPBA server: entropy-weighted I_G, and P_G from an autoencoder trained by S steps on L_rec + L_con + L_align."""
+"""MFedPBA server: I_G as a weighted mean, and P_G from an autoencoder trained by S steps on L_rec + L_con + L_align."""
 
 from __future__ import annotations
 
